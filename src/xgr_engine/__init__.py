@@ -1,0 +1,1 @@
+"""xgr: batch recommendations from generative recommenders. See docs/architecture.md."""

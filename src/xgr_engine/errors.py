@@ -1,0 +1,74 @@
+"""One tree of exceptions. Each says what happened, why, and what to do next.
+
+The command line maps a class to an exit code (``exit_code``) and prints the three parts; a library user catches
+``XgrError`` or one of its children.
+"""
+
+from __future__ import annotations
+
+
+class XgrError(Exception):
+    """Root of everything this package raises on purpose.
+
+    Args:
+        what: one line: what went wrong, with the name of the file, column, token or option.
+        why: the cause, if it is not plain from ``what``.
+        hint: what to do next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (self.what, self.why, self.hint) if part)
+
+
+class UsageError(XgrError):
+    """A bad option, a bad combination of options, or a bad configuration file."""
+
+    exit_code = 2
+
+
+class InputError(XgrError):
+    """A catalog, history, checkpoint or other input that cannot be used as it is."""
+
+    exit_code = 2
+
+
+class CatalogError(InputError):
+    """The catalog cannot become a vocabulary."""
+
+
+class CheckpointError(InputError):
+    """The checkpoint cannot be converted, or the model directory cannot be read."""
+
+
+class HistoryError(InputError):
+    """The users' histories cannot be read (a column, a type, a file)."""
+
+
+class OutputExistsError(InputError):
+    """The output directory holds something that this run must not overwrite."""
+
+
+class TooManyRejectsError(XgrError):
+    """The run finished, but more rows were set aside than ``--max-rejects`` allows."""
+
+    exit_code = 3
+
+
+class OutputLockedError(XgrError):
+    """Another run holds the output directory (EX_TEMPFAIL)."""
+
+    exit_code = 75
+
+
+class BackendUnavailableError(XgrError):
+    """An implementation asked for by name cannot run on this machine."""
+
+    exit_code = 2

@@ -1,0 +1,45 @@
+"""Options of a run: frozen dataclasses, made once by the command line (or a caller) and handed down unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from xgr_engine.errors import UsageError
+
+ScoreOver = Literal["vocab", "level", "allowed"]
+Collisions = Literal["all", "first"]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What the search returns. Everything in here changes results and belongs to the fingerprint.
+
+    Attributes:
+        beam: W, prefixes kept a level.
+        top_k: K <= W, items returned a user.
+        score_over: the set a level's softmax runs over (docs/architecture.md, "Score").
+        collisions: which items of a SID that several items share are returned: ``all`` (best first) or ``first``
+            (the first that this user may get).
+    """
+
+    beam: int = 512
+    top_k: int = 50
+    score_over: ScoreOver = "vocab"
+    collisions: Collisions = "all"
+
+    def __post_init__(self) -> None:
+        if self.beam < 1 or self.top_k < 1:
+            raise UsageError(f"--beam {self.beam} --top-k {self.top_k}: both must be at least 1")
+        if self.top_k > self.beam:
+            raise UsageError(
+                f"--top-k {self.top_k} is larger than --beam {self.beam}",
+                why="a search that keeps W prefixes can promise at most W results",
+                hint=f"use --beam {self.top_k} or more, or a smaller --top-k",
+            )
+        for name, value, allowed in (
+            ("--score-over", self.score_over, ("vocab", "level", "allowed")),
+            ("--collisions", self.collisions, ("all", "first")),
+        ):
+            if value not in allowed:
+                raise UsageError(f"{name} {value}: must be one of {', '.join(allowed)}")
