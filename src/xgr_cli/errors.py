@@ -1,0 +1,87 @@
+"""From an exception to an exit code and three short lines: what, why, what to do next.
+
+Exit codes: 0 done or nothing to do; 1 failed; 2 bad usage, configuration or input; 3 more rejects than allowed;
+75 another run holds the output; 130 / 143 stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+from xgr_cli.output import Output
+from xgr_cli.settings import environment_variable, near_miss, option_key
+from xgr_engine.errors import XgrError
+
+DONE = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+
+REPORT_HINT = "run again with -v or XGR_DEBUG=1 for the traceback"
+
+
+def report(error: BaseException, output: Output) -> int:
+    """Say on stderr what happened, and return the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        output.error("stopped by Ctrl-C")
+        return INTERRUPTED
+    if output.verbose or os.environ.get("XGR_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, XgrError):
+        output.error(error.what, error.why, error.hint)
+        return error.exit_code
+    if is_parser_error(error):
+        output.error(*_explain_parser_error(error))
+        return USAGE
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        output.error(f"{place}{error.strerror}", hint=REPORT_HINT)
+        return FAILED
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        first_line = (str(error) or "no memory left").splitlines()[0]
+        output.error(f"out of memory: {first_line}", hint="give the job less with --max-memory, or the machine more")
+        return FAILED
+    output.error(
+        f"{type(error).__name__}: {error}", why="not foreseen by xgr: likely a fault of its own", hint=REPORT_HINT
+    )
+    return FAILED
+
+
+def is_parser_error(error: BaseException) -> bool:
+    """Whether the option parser raised this. Its classes have no public name, their two members are documented."""
+    return isinstance(error, Exception) and hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _explain_parser_error(error: Any) -> tuple[str, str, str]:
+    """What, why and next for a bad command line, variable or configuration value."""
+    ctx, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    help_hint = f"see {ctx.command_path} --help" if ctx else "see xgr --help"
+    unknown = getattr(error, "option_name", None)
+    if unknown and ctx is not None and type(error).__name__ == "NoSuchOption":
+        flags = [flag for known in ctx.command.params for flag in known.opts if flag.startswith("--")]
+        return f"{ctx.command_path}: no such option: {unknown}", "", f"{near_miss(unknown, flags)} ({help_hint})"
+    message = str(getattr(error, "message", "") or error.format_message())
+    if param is None or ctx is None:
+        return _first_lower(error.format_message()), "", help_hint
+    source = ctx.get_parameter_source(param.name)
+    origin = source.name if source else ""
+    if type(error).__name__ == "MissingParameter":
+        return f"{ctx.command_path} needs {_spelled(param)}", "", help_hint
+    if origin == "ENVIRONMENT":
+        variable = environment_variable(param) or ""
+        return f"{variable}={os.environ.get(variable, '')}: {message}", "", f"mend or unset {variable}"
+    if origin == "DEFAULT_MAP":
+        return f'configuration key "{option_key(param)}": {message}', "", "see the file, or --show-config"
+    return f"{_spelled(param)}: {message}", "", help_hint
+
+
+def _spelled(param: Any) -> str:
+    flags = [flag for flag in param.opts if flag.startswith("--")]
+    return str(flags[0]) if flags else str(param.metavar or param.name)
+
+
+def _first_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

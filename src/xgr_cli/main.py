@@ -1,0 +1,140 @@
+"""The ``xgr`` command line: a table of commands, one module each.
+
+Importing this module, or a command's module, imports neither torch nor polars nor pyarrow: commands import the engine
+when they run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from xgr_cli import errors
+from xgr_cli.command import as_command
+from xgr_cli.output import Output, silence
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A command: ``xgr_cli.commands.<module>``, function ``<function>``, its heading in ``xgr --help``."""
+
+    module: str
+    function: str
+    panel: str
+
+
+COMMANDS: dict[str, _Entry] = {
+    "build-vocab": _Entry("build_vocab", "build_vocab", "Prepare"),
+    "convert": _Entry("convert", "convert", "Prepare"),
+    "recommend": _Entry("recommend", "recommend", "Run"),
+    "eval": _Entry("evaluate", "evaluate", "Run"),
+    "inspect": _Entry("inspect", "inspect", "Look"),
+    "doctor": _Entry("doctor", "doctor", "Look"),
+}
+
+_HELP = """Batch recommendations from generative recommenders: semantic-ID beam search for every user.
+
+[bold]Examples[/bold]
+
+  $ xgr build-vocab catalog.parquet --out vocab
+  $ xgr convert checkpoint/ --vocab vocab --out model
+  $ xgr recommend --in users.parquet --model model --vocab vocab --out recs --beam 512 --top-k 50
+  $ xgr eval --recs recs --truth users.parquet --truth-col target
+  $ xgr inspect recs
+
+Settings: command line, then XGR_* variables, then xgr.toml, then defaults; --show-config tells which it was.
+
+Exit codes: 0 done or nothing to do; 1 failed; 2 bad usage, configuration or input; 3 more rejects than --max-rejects;
+75 another run holds the output; 130 and 143 stopped by a signal."""
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"xgr {version('xgr')}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """The options of ``xgr`` itself."""
+
+
+def build_app() -> typer.Typer:
+    """The Typer application with every command of ``COMMANDS``."""
+    app = typer.Typer(
+        name="xgr",
+        help=_HELP,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(_root)
+    for name, entry in COMMANDS.items():
+        try:
+            module = importlib.import_module(f"xgr_cli.commands.{entry.module}")
+        except ModuleNotFoundError as error:  # while the house is being built; goes away with it
+            if error.name != f"xgr_cli.commands.{entry.module}":
+                raise
+            continue
+        app.command(name, help=_command_help(module), rich_help_panel=entry.panel)(
+            as_command(getattr(module, entry.function))
+        )
+    return app
+
+
+def _command_help(module: Any) -> str:
+    """First paragraph of the module's docstring, its ``EXAMPLES``, then the rest of the docstring."""
+    first, _, rest = (module.__doc__ or "").strip().partition("\n\n")
+    examples = "\n".join(f"  $ {line}" for line in module.EXAMPLES)
+    parts = [" ".join(first.split()).replace("[", r"\["), "[bold]Examples[/bold]", examples.replace("[", r"\[")]
+    return "\n\n".join([*parts, rest.strip().replace("[", r"\[")]).strip()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code."""
+    try:
+        # standalone_mode=False: errors come here instead of being printed in the parser's own style.
+        code = build_app()(list(arguments) or ["--help"], prog_name="xgr", standalone_mode=False)
+        return code if isinstance(code, int) else errors.DONE
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else errors.FAILED
+    except typer.Abort:
+        return errors.INTERRUPTED
+    except BaseException as error:  # a bad command line, a bad configuration file, Ctrl-C while importing
+        return errors.report(error, Output(verbose="-v" in arguments or "--verbose" in arguments))
+
+
+def main() -> None:
+    """Entry point of the ``xgr`` script."""
+    _prepare_streams()
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            silence(stream)
+    sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    """Closed streams (``>&-``) become the null device; text that the locale cannot spell is escaped, not fatal."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Progress of a long run on stderr: a bar on a terminal, else one plain line every ``--log-every`` seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from xgr_cli.output import Output, show
+from xgr_engine.progress import NoProgress, ProgressSink
+
+
+def make_progress(output: Output, log_every: float = 60.0) -> ProgressSink:
+    """The sink that suits the terminal: bar, plain lines, or nothing with ``-q``."""
+    if output.quiet:
+        return NoProgress()
+    if output.interactive:
+        return BarProgress(output)
+    return LineProgress(output, log_every)
+
+
+class LineProgress:
+    """Lines such as ``1,200 of 4,533 users (26 %), 35.1 users/s, 95 s left``. For logs, pipes and CI."""
+
+    def __init__(self, output: Output, log_every: float) -> None:
+        self._output = output
+        self._log_every = log_every
+        self._total = 0
+        self._unit = ""
+        self._done = 0
+        self._started = self._last_line = 0.0
+        self._running = False
+
+    def start(self, total: int, unit: str) -> None:
+        self._total, self._unit, self._done = total, unit, 0
+        self._started = self._last_line = time.monotonic()
+        self._running = True
+
+    def advance(self, n: int, **info: object) -> None:
+        self._done += n
+        now = time.monotonic()
+        if now - self._last_line < self._log_every:
+            return
+        self._last_line = now
+        rate = self._done / max(now - self._started, 1e-9)
+        share = (
+            f" of {self._total:,} {self._unit} ({self._done / self._total:.0%})" if self._total else f" {self._unit}"
+        )
+        left = f", {(self._total - self._done) / rate:,.0f} s left" if self._total and rate else ""
+        self._output.note(f"{self._done:,}{of_total} {self._unit}{share}, {show(rate)} {self._unit}/s{left}", **info)
+
+    def finish(self) -> None:
+        if not self._running:
+            return
+        self._running = False
+        seconds = time.monotonic() - self._started
+        rate = self._done / max(seconds, 1e-9)
+        self._output.note(f"{self._done:,} {self._unit} in {seconds:,.1f} s, {show(rate)} {self._unit}/s")
+
+
+class BarProgress:
+    """A bar that leaves nothing behind."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._bar: Any = None
+        self._task: Any = None
+        self._unit = ""
+
+    def start(self, total: int, unit: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.finish()
+        self._unit = unit
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[info]}"),
+            console=self._output.stderr_console(),
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=total or None, unit=unit, rate="", info="")
+        self._bar.start()
+
+    def advance(self, n: int, **info: object) -> None:
+        if self._bar is None:
+            return
+        speed = self._bar.tasks[0].speed
+        rate = f"{show(float(speed))} {self._unit}/s" if speed else ""
+        shown = "  ".join(f"{name} {show(value)}" for name, value in info.items())
+        self._bar.update(self._task, advance=n, rate=rate, info=shown)
+
+    def finish(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
