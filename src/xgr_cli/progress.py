@@ -42,9 +42,8 @@ class LineProgress:
             return
         self._last_line = now
         rate = self._done / max(now - self._started, 1e-9)
-        share = (
-            f" of {self._total:,} {self._unit} ({self._done / self._total:.0%})" if self._total else f" {self._unit}"
-        )
+        of_total = f" of {self._total:,}" if self._total else ""
+        share = f" ({self._done / self._total:.0%})" if self._total else ""
         left = f", {(self._total - self._done) / rate:,.0f} s left" if self._total and rate else ""
         self._output.note(f"{self._done:,}{of_total} {self._unit}{share}, {show(rate)} {self._unit}/s{left}", **info)
 
