@@ -1,0 +1,270 @@
+"""The users' files: which ones, what is in them, and their rows in order.
+
+``open_inputs`` looks at every file once (columns, row groups, SHA-256); ``RowReader`` then hands out ranges of rows.
+Ranges asked for in order are read in one pass; any other range costs a new start of its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+
+import pyarrow as pa
+
+from xgr_engine.errors import HistoryError
+from xgr_engine.job.input_formats import FORMATS, Columns, Rows, concat_rows
+from xgr_engine.job.options import HistoryOptions
+
+_SUFFIXES = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".parq": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+}
+_COMPRESSED = {".gz", ".bz2", ".zst"}
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file, looked at.
+
+    Attributes:
+        groups: rows of each row group; text files have one group.
+        stamp: size in bytes and modification time in ns, to notice a file that changes during the run.
+    """
+
+    path: Path
+    format: str
+    groups: tuple[int, ...]
+    sha256: str
+    stamp: tuple[int, int]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.groups)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All files of a run, in the order of their rows in the output, and the one schema of the copied columns."""
+
+    files: tuple[InputFile, ...]
+    schema: pa.Schema
+    columns: Columns
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+def find_files(paths: tuple[str, ...]) -> list[Path]:
+    """Files behind names, globs and directories: as given, and sorted by name inside a glob or directory.
+
+    In a glob, and in a directory and below it, names starting with ``_`` or ``.`` are skipped, as every reader of such
+    directories does.
+
+    Raises:
+        HistoryError: nothing there, a file named twice, or a directory that is partitioned by column values.
+    """
+    found: list[Path] = []
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            here = list(_walk(path))
+        elif path.exists():
+            here = [path]
+        elif has_magic(text):
+            here = [Path(name) for name in sorted(glob(text, recursive=True)) if _is_data(Path(name))]
+        else:
+            raise HistoryError(f"no such file: {text}", hint="check --in")
+        if not here:
+            raise HistoryError(f"no input file in {text}", why="names starting with '_' or '.' are skipped")
+        found.extend(here)
+    seen: set[Path] = set()
+    for path in found:
+        if path.resolve() in seen:
+            raise HistoryError(f"{path} is named twice by --in", why="its users would get two rows each")
+        seen.add(path.resolve())
+    return found
+
+
+def _is_data(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(("_", "."))
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(("_", ".")):
+            continue
+        if path.is_dir():
+            if "=" in path.name:
+                raise HistoryError(
+                    f"{path}: directories partitioned by column values are not read yet",
+                    why="the column in the directory's name would be lost",
+                    hint=f"name one partition, such as --in '{path}', or a glob of files",
+                )
+            yield from _walk(path)
+        else:
+            yield path
+
+
+def detect_format(path: Path) -> str:
+    """``parquet``, ``csv`` or ``jsonl`` by name, or Parquet by its first bytes.
+
+    Raises:
+        HistoryError: none of them.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in _COMPRESSED:
+        suffixes.pop()
+    if suffixes and suffixes[-1] in _SUFFIXES:
+        return _SUFFIXES[suffixes[-1]]
+    with path.open("rb") as file:
+        if file.read(4) == b"PAR1":
+            return "parquet"
+    raise HistoryError(
+        f"{path}: neither Parquet, CSV nor JSON Lines by its name",
+        hint="rename it to .parquet, .csv, .jsonl or .ndjson, or name the wanted files with a glob",
+    )
+
+
+def wanted_columns(options: HistoryOptions) -> Columns:
+    """The user column first, then --keep in the given order; the list columns apart."""
+    lists = [options.history_col] + ([options.exclude_col] if options.exclude_col else [])
+    copied = None if options.keep == ("*",) else tuple(dict.fromkeys((options.user_col, *options.keep)))
+    return Columns(copied, tuple(dict.fromkeys(lists)))
+
+
+def open_inputs(options: HistoryOptions) -> Inputs:
+    """Looks at every file.
+
+    Raises:
+        HistoryError: unreadable, a column missing, or copied columns whose types differ between files.
+    """
+    columns = wanted_columns(options)
+    files: list[InputFile] = []
+    schema: pa.Schema | None = None
+    for path in find_files(options.paths):
+        format_name = detect_format(path)
+        try:
+            status = path.stat()
+            description = FORMATS[format_name].describe(path, columns)
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise HistoryError(f"{path}: cannot be read as {format_name}: {error}") from error
+        stamp = (status.st_size, status.st_mtime_ns)
+        files.append(InputFile(path, format_name, description.groups, digest, stamp))
+        schema = description.schema if schema is None else _common_schema(schema, description.schema, files)
+    assert schema is not None  # find_files never returns an empty list
+    if columns.copied is None:
+        names = [options.user_col, *(name for name in schema.names if name != options.user_col)]
+        if options.user_col not in schema.names:
+            raise HistoryError(f"{files[0].path}: no column {options.user_col!r}", hint="name it with --user-col")
+        schema = pa.schema([schema.field(name) for name in names])
+    return Inputs(tuple(files), schema, columns)
+
+
+def _common_schema(first: pa.Schema, other: pa.Schema, files: list[InputFile]) -> pa.Schema:
+    """One type a copied column over all files: equal, or both text, or null on one side."""
+    fields = []
+    if set(first.names) != set(other.names):
+        odd = sorted(set(first.names) ^ set(other.names))[0]
+        raise HistoryError(
+            f"column {odd!r} is not in every input file ({files[0].path}, {files[-1].path})",
+            hint="name the columns that all files share with --keep",
+        )
+    for mine in first:
+        theirs = other.field(mine.name)
+        if mine.type == theirs.type or pa.types.is_null(theirs.type):
+            fields.append(mine)
+        elif pa.types.is_null(mine.type):
+            fields.append(theirs)
+        elif _is_text(mine.type) and _is_text(theirs.type):
+            fields.append(mine if pa.types.is_large_string(mine.type) else pa.field(mine.name, pa.large_string()))
+        else:
+            raise HistoryError(
+                f"column {mine.name!r} is {mine.type} in {files[0].path} and {theirs.type} in {files[-1].path}",
+                why="it is copied to the output, where a column has one type",
+                hint="write the files with one type, or run them as separate jobs",
+            )
+    return pa.schema(fields)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+class RowReader:
+    """Hands out row ranges of the inputs; cheap when asked for in order."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._file = -1
+        self._next_row = 0
+        self._stream: Iterator[Rows] = iter(())
+        self._left: Rows | None = None
+
+    def read(self, file: int, start: int, stop: int) -> Rows:
+        """Rows ``start:stop`` of input file number ``file``.
+
+        Raises:
+            HistoryError: the file cannot be read there, or is not the file that was looked at when the run began.
+        """
+        if (file, start) != (self._file, self._next_row):
+            self._open(file, start)
+        source = self._inputs.files[file]
+        pieces: list[Rows] = []
+        missing = stop - start
+        try:
+            while missing > 0:
+                rows = self._left if self._left is not None else next(self._stream)
+                self._left = rows.slice(missing, rows.length) if rows.length > missing else None
+                pieces.append(rows.slice(0, missing) if rows.length > missing else rows)
+                missing -= pieces[-1].length
+        except StopIteration:
+            raise self._changed(source) from None
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            self._file = -1
+            raise HistoryError(f"{source.path}: rows {start}..{stop - 1} cannot be read: {error}") from error
+        self._next_row = stop
+        return concat_rows(pieces) if pieces else self._no_rows()
+
+    def check_unchanged(self) -> None:
+        """Raises HistoryError if an input is not the file that was looked at when the run began."""
+        for source in self._inputs.files:
+            self._check_stamp(source)
+
+    def _open(self, file: int, start: int) -> None:
+        source = self._inputs.files[file]
+        self._check_stamp(source)
+        self._file, self._next_row, self._left = file, start, None
+        self._stream = FORMATS[source.format].batches(source.path, self._inputs.columns, self._inputs.schema, start)
+
+    def _check_stamp(self, source: InputFile) -> None:
+        try:
+            status = source.path.stat()
+        except OSError as error:
+            raise HistoryError(f"{source.path}: gone during the run: {error}") from error
+        if (status.st_size, status.st_mtime_ns) != source.stamp:
+            raise self._changed(source)
+
+    def _changed(self, source: InputFile) -> HistoryError:
+        self._file = -1
+        return HistoryError(
+            f"{source.path} changed during the run",
+            why="its size, time or rows are not those found when the run began",
+            hint="give the job a copy that nobody writes to",
+        )
+
+    def _no_rows(self) -> Rows:
+        lists: dict[str, pa.Array | list[object]] = {
+            name: pa.array([], pa.list_(pa.null())) for name in self._inputs.columns.lists
+        }
+        return Rows(self._inputs.schema.empty_table(), lists, 0)

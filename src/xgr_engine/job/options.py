@@ -1,0 +1,205 @@
+"""Options of ``xgr recommend``, and which of them belong to the fingerprint of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+from xgr_engine.errors import UsageError
+from xgr_engine.options import SearchOptions
+
+HistoryFormat = Literal["items", "sids", "tokens", "prompt"]
+ListText = Literal["json", "python"]
+Layout = Literal["nested", "long"]
+
+# Options that cannot change what is written. Everything else is part of the fingerprint; a test enforces that a new
+# option is either in the fingerprint or named here. Input, model and vocabulary paths are named here because their
+# contents are fingerprinted instead (job/manifest.py).
+NOT_IN_FINGERPRINT = frozenset(
+    {
+        "model",
+        "vocab",
+        "out",
+        "device",
+        "threads",
+        "max_memory",
+        "max_rejects",
+        "fresh",
+        "histories.paths",
+    }
+)
+
+
+def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        names = ", ".join(str(name) for name in allowed if name is not None)
+        raise UsageError(f"{option} {value}: must be one of {names}")
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """Where the users' rows are and how one row becomes a prompt and an exclusion set.
+
+    Attributes:
+        paths: files, globs or directories (``job.inputs.find_files``).
+        user_col: column copied to the output unchanged.
+        history_col: oldest interaction first.
+        history_format: ``items`` (ids of the catalog), ``sids`` (SID text), ``tokens`` (model token ids of whole SIDs,
+            flat), ``prompt`` (ready prompt text or token ids).
+        list_text: how to parse a list column that is stored as text, if at all.
+        max_history: newest whole items that enter the prompt; exclusions always see the whole history.
+        on_unknown: an id that is not in the catalog: drop it, reject the row, or fail the run.
+        on_empty: a history without a known item: reject the row, or render the prompt template without items.
+        exclude_seen: never return an item of the history.
+        exclude_col: list column of item ids that this user must not get.
+        keep: input columns copied to the output; ``("*",)`` copies all.
+        limit: only the first rows of the input.
+    """
+
+    paths: tuple[str, ...]
+    user_col: str = "user_id"
+    history_col: str = "history"
+    history_format: HistoryFormat = "items"
+    list_text: ListText | None = None
+    max_history: int | None = None
+    on_unknown: Literal["drop", "reject", "fail"] = "drop"
+    on_empty: Literal["template", "reject"] = "reject"
+    exclude_seen: bool = False
+    exclude_col: str | None = None
+    keep: tuple[str, ...] = ()
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.paths:
+            raise UsageError("no input given", hint="name at least one file, glob or directory with --in")
+        _one_of("--history-format", self.history_format, ("items", "sids", "tokens", "prompt"))
+        _one_of("--list-text", self.list_text, (None, "json", "python"))
+        _one_of("--on-unknown", self.on_unknown, ("drop", "reject", "fail"))
+        _one_of("--on-empty", self.on_empty, ("template", "reject"))
+        for name, value in (("--max-history", self.max_history), ("--limit", self.limit)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} {value}: must be at least 1")
+        if self.history_format == "prompt":
+            self._check_ready_prompts()
+
+    def _check_ready_prompts(self) -> None:
+        if self.exclude_seen and self.exclude_col is None:
+            raise UsageError(
+                "--exclude-seen cannot see the items inside ready prompts",
+                why="--history-format prompt gives text or token ids, not items",
+                hint="name the column that lists each user's seen items with --exclude-col",
+            )
+        if self.max_history is not None:
+            raise UsageError(
+                "--max-history cannot cut ready prompts",
+                why="where an item begins inside a ready prompt is not known",
+                hint="cut the prompts when they are made, or give histories as items, sids or tokens",
+            )
+        if self.on_empty == "template":
+            raise UsageError(
+                "--on-empty template has no template for ready prompts", hint="use --on-empty reject, or write the prompt"
+            )
+
+
+@dataclass(frozen=True)
+class RecommendOptions:
+    """Everything that ``xgr recommend`` is told.
+
+    Attributes:
+        item_cols: catalog columns written beside each recommended item.
+        layout: ``nested`` (one row a user) or ``long`` (one row a recommendation).
+        shard_rows: users a part file.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: CPU threads of the computation; None leaves torch's choice.
+        max_memory: bytes that the computation may plan for (model weights not counted); None: from free memory.
+        max_rejects: a count (``100``) or a share (``1%``) of rows; more fail the run with exit code 3.
+        on_error: a batch that raises: reject its rows, or fail the run.
+        fresh: remove what an earlier run of xgr wrote into ``out``.
+    """
+
+    histories: HistoryOptions
+    search: SearchOptions = field(default_factory=SearchOptions)
+    model: str = "model"
+    vocab: str = "vocab"
+    out: str = "recs"
+    item_cols: tuple[str, ...] = ()
+    layout: Layout = "nested"
+    shard_rows: int = 16_384
+    device: str = "auto"
+    threads: int | None = None
+    max_memory: int | None = None
+    max_rejects: str = "1%"
+    on_error: Literal["reject", "fail"] = "reject"
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("--layout", self.layout, ("nested", "long"))
+        _one_of("--on-error", self.on_error, ("reject", "fail"))
+        for name, value in (("--shard-rows", self.shard_rows), ("--threads", self.threads)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} {value}: must be at least 1")
+        max_rejects_of(self.max_rejects, 0)
+        taken = {"item_id", "score", "sid"}
+        if clash := sorted(taken.intersection(self.item_cols)):
+            raise UsageError(f"--item-cols {clash[0]}: this name is taken by the output itself")
+
+
+def max_rejects_of(text: str, rows: int) -> int:
+    """Rows that may be rejected out of ``rows``: ``100`` is a count, ``1%`` and ``0.01`` are shares.
+
+    Raises:
+        UsageError: neither of them, negative, or a share above 1.
+    """
+    cleaned = text.strip()
+    try:
+        if cleaned.isdecimal():
+            return int(cleaned)
+        share = float(cleaned[:-1]) / 100 if cleaned.endswith("%") else float(cleaned)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"--max-rejects {text}: must be a count such as 100 or a share such as 1% or 0.01")
+    # The small term keeps 29% of 100 at 29: 0.29 * 100 is 28.999999999999996 in binary floating point.
+    return int(share * rows + 1e-9)
+
+
+_MEMORY = re.compile(r"([0-9.]+(?:E[0-9]+)?)(?:([KMGT])?(I?)B?)?")
+
+
+def parse_memory(text: str) -> int:
+    """``2GB`` -> 2_000_000_000, ``512MiB`` -> 536_870_912, ``1e9`` -> 1_000_000_000 bytes.
+
+    Raises:
+        UsageError: not a size, or zero.
+    """
+    match = _MEMORY.fullmatch(text.strip().replace("_", "").upper())
+    size = 0
+    if match and (match[2] or not match[3]):
+        base = 1024 if match[3] else 1000
+        with contextlib.suppress(ValueError, OverflowError):
+            size = int(float(match[1]) * base ** ("KMGT".index(match[2]) + 1 if match[2] else 0))
+    if size < 1:
+        raise UsageError(f"--max-memory {text}: must be a size such as 2GB or 512MiB")
+    return size
+
+
+def flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of each option, nested dataclasses opened."""
+    for entry in fields(options):
+        value = getattr(options, entry.name)
+        if is_dataclass(value):
+            yield from flatten(value, f"{prefix}{entry.name}.")
+        else:
+            yield f"{prefix}{entry.name}", value
+
+
+def fingerprinted(options: RecommendOptions) -> dict[str, Any]:
+    """The options that decide what is written, JSON-able, by dotted name."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in flatten(options)
+        if name not in NOT_IN_FINGERPRINT
+    }
