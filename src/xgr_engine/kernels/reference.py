@@ -1,0 +1,86 @@
+"""The elementwise steps of a decoder layer in plain torch: definition, oracle and CPU path.
+
+Everything is computed in float32 (float64 for float64 inputs) and rounded once, on the way to memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """``residual += delta`` in place, then the root-mean-square norm (arXiv 1910.07467) of the sum.
+
+    Args:
+        residual: [N, H] the residual stream; updated unless ``delta`` is None.
+        delta: [N, H] output of the block before, or None.
+        weight: [H] scale of the norm.
+        eps: added to the mean square.
+
+    Returns:
+        [N, H] the normed sum, dtype of ``residual``. The norm reads the sum as stored (rounded to its dtype).
+    """
+    if delta is not None:
+        residual.copy_(_wide(residual) + _wide(delta))
+    x = _wide(residual)
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * _wide(weight)).to(residual.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` (arXiv 2002.05202). gate_up [N, 2 * I] holds gate and up side by side; returns [N, I]."""
+    gate, up = _wide(gate_up).chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def rope_and_store(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    position: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot: Tensor,
+) -> Tensor:
+    """Norm of each q and k head, rotary embedding, and the write of k and v to the cache.
+
+    Args:
+        qkv: [N, (Hq + 2 * Hkv) * D] output of the fused projection: all q heads, all k heads, all v heads.
+        q_norm, k_norm: [D] weights of the heads' RMS norms (Qwen3), or both None.
+        eps: of these norms.
+        cos, sin: [P, D / 2] float32 tables by position; the first half of a head is rotated against the second.
+        position: int [N] position of each row, below P.
+        k_cache, v_cache: [M, Hkv, D]; row n is written to ``slot[n]``.
+        slot: int [N] cache row of each row, pairwise distinct; -1 = do not store.
+
+    Returns:
+        [N, Hq, D] the queries, dtype of ``qkv``.
+    """
+    kv_heads, dim = k_cache.shape[1:]
+    heads = _wide(qkv).view(len(qkv), -1, dim)
+    q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    q = _rotate(_head_norm(q, q_norm, eps), cos[position], sin[position])
+    k = _rotate(_head_norm(k, k_norm, eps), cos[position], sin[position])
+    stored = slot >= 0
+    k_cache[slot[stored].long()] = k[stored].to(k_cache.dtype)
+    v_cache[slot[stored].long()] = v[stored].to(v_cache.dtype)
+    return q.to(qkv.dtype)
+
+
+def _head_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    if weight is None:
+        return x
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * _wide(weight)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
