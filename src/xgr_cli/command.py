@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import typer
 
 from xgr_cli import errors
+from xgr_cli.logs import engine_logs_to
 from xgr_cli.options import SHARED_OPTIONS
 from xgr_cli.output import Output
 from xgr_cli.settings import Setting, merged, option_key, shared_key
@@ -56,7 +57,8 @@ def as_command(function: CommandFunction) -> Callable[..., None]:
                 code = _show_settings(ctx, settings, output)
             else:
                 _check_needed(ctx, needed, values)
-                code = function(output, **values) or errors.DONE
+                with engine_logs_to(output):
+                    code = function(output, **values) or errors.DONE
         except (typer.Exit, typer.Abort, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # polars panics and Ctrl-C are no Exceptions

@@ -171,7 +171,10 @@ class Output:
         with console.capture() as captured:
             lines = isinstance(renderable, str | Text)
             console.print(renderable, markup=False, highlight=False, soft_wrap=lines)
-        _write(stream, captured.get())
+        text = captured.get()
+        if not stream.isatty():  # rich fills lines with spaces up to the width
+            text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+        _write(stream, text)
 
     def _console(self, stream: IO[str]) -> Console:
         from rich.console import Console
