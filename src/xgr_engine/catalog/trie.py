@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from xgr_engine.errors import CatalogError
+
 IntArray = NDArray[np.int32]
 
 
@@ -74,3 +76,231 @@ class ItemTrie:
         """[n_depth] whether the node of depth ``depth`` (1..L) is itself a complete SID."""
         flags: NDArray[np.bool_] = self.leaf_depth[self.leaf_start[depth - 1]] == depth
         return flags
+
+    @cached_property
+    def leaf_of_item(self) -> IntArray:
+        """[items] the leaf each entry of ``items`` belongs to."""
+        return np.repeat(np.arange(self.num_leaves, dtype=np.int32), np.diff(self.item_start))
+
+    def child(self, depth: int, nodes: IntArray, codes: IntArray) -> IntArray:
+        """The child with ``codes[i]`` of ``nodes[i]`` (both [n]; nodes of ``depth``, -1 allowed): its number at
+        ``depth + 1``, or -1 where there is none."""
+        siblings = self.codes[depth]
+        if len(siblings) == 0:
+            return np.full(len(nodes), -1, np.int32)
+        parents = np.maximum(nodes, 0)
+        low = self.child_start[depth][parents]
+        stop = np.where(nodes >= 0, self.child_start[depth][parents + 1], low)
+        high = stop.copy()
+        # One binary search for all rows at once: siblings are ascending by code.
+        for _ in range(int((high - low).max(initial=0)).bit_length()):
+            middle = (low + high) >> 1
+            before = (low < high) & (siblings[np.minimum(middle, len(siblings) - 1)] < codes)
+            low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
+        found = (low < stop) & (siblings[np.minimum(low, len(siblings) - 1)] == codes)
+        return np.where(found, low, -1).astype(np.int32)
+
+    def leaves_of_codes(self, codes: IntArray) -> IntArray:
+        """Leaf of each row of ``codes`` [n, any width] (padded with -1 at the end), or -1 where it is no SID."""
+        leaves = np.full(len(codes), -1, np.int32)
+        lengths = (codes >= 0).sum(axis=1)
+        nodes = np.zeros(len(codes), np.int32)
+        for depth in range(min(self.levels, codes.shape[1])):
+            nodes = self.child(depth, nodes, codes[:, depth])
+            ends = np.flatnonzero((lengths == depth + 1) & (nodes >= 0))
+            ends = ends[self.is_leaf(depth + 1)[nodes[ends]]]
+            leaves[ends] = self.leaf_start[depth][nodes[ends]]
+        return leaves
+
+    def leaf_codes(self) -> IntArray:
+        """[leaves, L] the SID of each leaf, padded with -1."""
+        codes = np.full((self.num_leaves, self.levels), -1, np.int32)
+        for depth in range(self.levels):
+            spans = self.leaf_end[depth] - self.leaf_start[depth]
+            under = np.repeat(self.codes[depth], spans)
+            if len(under) == self.num_leaves:
+                codes[:, depth] = under
+            else:
+                codes[self.leaf_depth > depth, depth] = under
+        return codes
+
+    def restrict(self, allowed: NDArray[np.bool_]) -> ItemTrie:
+        """The trie of the items whose row is set in ``allowed`` [rows of ``items.parquet``].
+
+        Items keep their row numbers and their order; nodes and leaves are numbered anew. The number of levels stays,
+        deeper levels may be empty. Array operations only: the cost is a few passes over the arrays.
+        """
+        keep_item = allowed[self.items]
+        kept_before = _exclusive_cumsum(keep_item)
+        item_start = kept_before[self.item_start]
+        keep_leaf = np.diff(item_start) > 0
+        leaves_before = _exclusive_cumsum(keep_leaf)
+        keep_node = [
+            leaves_before[end] > leaves_before[start] for start, end in zip(self.leaf_start, self.leaf_end, strict=True)
+        ]
+        child_start = []
+        for depth in range(self.levels):
+            nodes_before = _exclusive_cumsum(keep_node[depth])
+            starts = nodes_before[self.child_start[depth]]
+            kept = starts[:-1] if depth == 0 else starts[:-1][keep_node[depth - 1]]
+            child_start.append(np.append(kept, nodes_before[-1]).astype(np.int32))
+        return ItemTrie(
+            codes=tuple(codes[keep] for codes, keep in zip(self.codes, keep_node, strict=True)),
+            child_start=tuple(child_start),
+            leaf_start=tuple(
+                leaves_before[start[keep]] for start, keep in zip(self.leaf_start, keep_node, strict=True)
+            ),
+            leaf_depth=self.leaf_depth[keep_leaf],
+            item_start=np.append(item_start[:-1][keep_leaf], kept_before[-1]).astype(np.int32),
+            items=self.items[keep_item],
+        )
+
+    def validate(self) -> None:
+        """Check sizes, bounds and order of every array, so that no later look-up can leave its array.
+
+        Raises:
+            CatalogError: names the array that is wrong.
+        """
+        levels, leaves = self.levels, self.num_leaves
+        _require(len(self.child_start) == levels and len(self.leaf_start) == levels, "a level lacks an array")
+        _require(levels == 0 or self.num_nodes(1) > 0 or leaves == 0, "leaves without a first level")
+        for depth in range(levels):
+            nodes, codes = self.num_nodes(depth + 1), self.codes[depth]
+            starts, first_leaf = self.child_start[depth], self.leaf_start[depth]
+            name = f"child_start.{depth}"
+            _require(len(starts) == self.num_nodes(depth) + 1, f"{name} has the wrong length")
+            _require(starts[0] == 0 and starts[-1] == nodes and _ascending(starts), f"{name} is not a row index")
+            _require(len(first_leaf) == nodes, f"leaf_start.{depth} has the wrong length")
+            inside = nodes == 0 or (first_leaf[0] >= 0 and first_leaf[-1] < leaves)
+            _require(bool(inside) and _ascending(first_leaf, strictly=True), f"leaf_start.{depth} is out of order")
+            if nodes == 0:
+                continue
+            _require(bool(codes.min() >= 0), f"codes.{depth} holds a negative code")
+            rising = codes[1:] > codes[:-1]
+            first_child = starts[:-1][starts[:-1] < starts[1:]]
+            rising[first_child[first_child > 0] - 1] = True
+            _require(bool(rising.all()), f"codes.{depth} is not ascending among siblings")
+        depths_valid = leaves == 0 or bool(self.leaf_depth.min() >= 1 and self.leaf_depth.max() <= levels)
+        _require(depths_valid, "leaf_depth is out of bounds")
+        _require(len(self.item_start) == leaves + 1, "item_start has the wrong length")
+        _require(self.item_start[0] == 0 and self.item_start[-1] == len(self.items), "item_start does not fit items")
+        _require(_ascending(self.item_start, strictly=True), "item_start: a leaf without items")
+        items_valid = len(self.items) == 0 or bool(self.items[0] >= 0)
+        _require(items_valid and _ascending(self.items, strictly=True), "items are not ascending")
+        _require(sum(int(self.is_leaf(depth + 1).sum()) for depth in range(levels)) == leaves, "leaf_depth is wrong")
+
+
+def sid_order(codes: IntArray) -> NDArray[np.intp]:
+    """Permutation of the rows of ``codes`` [N, L] (padded with -1) into lexicographic order, a prefix before its
+    extensions. Rows with the same SID keep their order."""
+    rows = len(codes)
+    row_bits = max(rows - 1, 0).bit_length()
+    words, used = _packed_words(codes, row_bits)
+    if len(words) == 1 and used + row_bits <= 64:
+        # SID and row number fit one integer: a plain sort of values is far quicker than an indirect one.
+        words[0] <<= np.uint64(row_bits)
+        words[0] |= np.arange(rows, dtype=np.uint64)
+        words[0].sort()
+        words[0] &= np.uint64((1 << row_bits) - 1)
+        return words[0].astype(np.intp)
+    if not words:
+        return np.arange(rows, dtype=np.intp)
+    return np.lexsort(words[::-1])
+
+
+def trie_of_sorted(codes: IntArray) -> ItemTrie:
+    """The trie of SIDs ``codes`` [N, L] (padded with -1) that are already in the order of ``sid_order``.
+
+    Item i of the trie is row i; rows with the same SID share a leaf in their order.
+    """
+    rows, levels = codes.shape
+    differs = np.zeros(rows, np.bool_)  # this row's prefix is not the previous row's
+    differs[:1] = True
+    columns, begins = [], []
+    for depth in range(levels):
+        column = np.ascontiguousarray(codes[:, depth])
+        differs[1:] |= column[1:] != column[:-1]
+        columns.append(column)
+        begins.append(differs & (column >= 0))
+    leaf_rows = np.flatnonzero(differs)
+    leaf_number = np.cumsum(differs, dtype=np.int32) - np.int32(1)
+    leaf_depth = np.zeros(len(leaf_rows), np.uint8)
+    for column in columns:
+        leaf_depth += column[leaf_rows] >= 0
+    node_rows = [np.flatnonzero(begin) for begin in begins]
+    child_start = []
+    for depth in range(levels):
+        parents = np.zeros(min(rows, 1), np.intp) if depth == 0 else node_rows[depth - 1]
+        starts = _exclusive_cumsum(begins[depth])[parents] if rows else np.zeros(1 if depth == 0 else 0, np.int32)
+        child_start.append(np.append(starts, len(node_rows[depth])).astype(np.int32))
+    return ItemTrie(
+        codes=tuple(column[at] for column, at in zip(columns, node_rows, strict=True)),
+        child_start=tuple(child_start),
+        leaf_start=tuple(leaf_number[at] for at in node_rows),
+        leaf_depth=leaf_depth,
+        item_start=np.append(leaf_rows, rows).astype(np.int32),
+        items=np.arange(rows, dtype=np.int32),
+    )
+
+
+def build_trie(
+    codes: IntArray, lengths: NDArray[np.integer] | None = None, tie_rank: NDArray[np.generic] | None = None
+) -> tuple[ItemTrie, NDArray[np.intp]]:
+    """The trie of a catalog given as codes.
+
+    Args:
+        codes: [N, L] the SID of each item; codes beyond an item's length are ignored, or -1 when ``lengths`` is None.
+        lengths: [N] number of codes of each SID.
+        tie_rank: [N] order of the items that share a SID (ascending); default: row order.
+
+    Returns:
+        The trie, and ``order`` [N]: row ``r`` of the trie's items is row ``order[r]`` of ``codes``.
+
+    Raises:
+        CatalogError: a SID without codes, a negative code, or a hole inside a SID.
+    """
+    codes = np.asarray(codes)
+    if codes.ndim != 2 or codes.shape[1] > 255:
+        raise CatalogError(f"codes must be a table of items x levels with at most 255 levels, not {codes.shape}")
+    if lengths is None:
+        lengths = (codes >= 0).sum(axis=1)
+    inside = np.arange(codes.shape[1]) < np.asarray(lengths)[:, None]
+    if len(codes) and (int(np.min(lengths, initial=1)) < 1 or bool((inside & (codes < 0)).any())):
+        raise CatalogError("a SID has no codes, or a code below 0")
+    padded = np.where(inside, codes, -1).astype(np.int32)
+    before = np.arange(len(codes)) if tie_rank is None else np.argsort(tie_rank, kind="stable")
+    order = before[sid_order(padded[before])]
+    return trie_of_sorted(padded[order]), order
+
+
+def _packed_words(codes: IntArray, row_bits: int) -> tuple[list[NDArray[np.uint64]], int]:
+    """Levels packed into as few unsigned words as possible, most significant first, and the bits of the last one."""
+    words: list[NDArray[np.uint64]] = []
+    used = 65  # no word yet
+    for depth in range(codes.shape[1]):
+        column = codes[:, depth]
+        low, high = int(column.min(initial=0)), int(column.max(initial=0))
+        bits = (high - low).bit_length()  # low is -1 where a SID ends before this level, so that it sorts first
+        if used + bits > 64:
+            words.append(np.zeros(len(codes), np.uint64))
+            used = 0
+        words[-1] <<= np.uint64(bits)
+        words[-1] |= (column - np.int32(low)).astype(np.uint64)
+        used += bits
+    return words, used
+
+
+def _exclusive_cumsum(flags: NDArray[np.bool_]) -> IntArray:
+    """[n + 1] how many flags are set before each position, and in all."""
+    counts = np.zeros(len(flags) + 1, np.int32)
+    np.cumsum(flags, out=counts[1:])
+    return counts
+
+
+def _ascending(values: IntArray, *, strictly: bool = False) -> bool:
+    return bool((values[1:] > values[:-1]).all() if strictly else (values[1:] >= values[:-1]).all())
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise CatalogError(f"trie: {what}")
