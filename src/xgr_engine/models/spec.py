@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 FAMILIES = ("qwen2", "qwen3", "llama")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -56,3 +59,59 @@ class ModelSpec:
     def group(self) -> int:
         """Query heads per key-value head (G)."""
         return self.num_heads // self.num_kv_heads
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of ``model.safetensors`` and its shape, in the order of the forward pass."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        linears = {
+            "attn.q": (query, hidden, self.qkv_bias),
+            "attn.k": (key, hidden, self.qkv_bias),
+            "attn.v": (key, hidden, self.qkv_bias),
+            "attn.o": (hidden, query, self.o_bias),
+            "mlp.gate": (inner, hidden, self.mlp_bias),
+            "mlp.up": (inner, hidden, self.mlp_bias),
+            "mlp.down": (hidden, inner, self.mlp_bias),
+        }
+        norms = {"attn_norm": hidden, "mlp_norm": hidden}
+        if self.qk_norm:
+            norms |= {"attn.q_norm": self.head_dim, "attn.k_norm": self.head_dim}
+        shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab_size, hidden)}
+        for layer in range(self.num_layers):
+            at = f"layers.{layer}."
+            shapes |= {f"{at}{name}.weight": (size,) for name, size in norms.items()}
+            for name, (out, into, bias) in linears.items():
+                shapes[f"{at}{name}.weight"] = (out, into)
+                if bias:
+                    shapes[f"{at}{name}.bias"] = (out,)
+        shapes["norm.weight"] = (hidden,)
+        if not self.tied:
+            shapes["head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ModelSpec:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: a key too many or too few, or a family or dtype that this version does not know.
+        """
+        values = {**value, "rope": RopeSpec(**_checked(RopeSpec, value.get("rope"), "rope"))}
+        spec = cls(**_checked(cls, values, "model"))
+        if spec.family not in FAMILIES:
+            raise ValueError(f"model: family {spec.family!r} is none of {', '.join(FAMILIES)}")
+        if spec.dtype not in DTYPES:
+            raise ValueError(f"model: dtype {spec.dtype!r} is none of {', '.join(DTYPES)}")
+        return spec
+
+
+def _checked(kind: type[ModelSpec] | type[RopeSpec], value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: must be an object")
+    known = {field.name for field in fields(kind)}
+    if wrong := sorted(known ^ set(value)):
+        raise ValueError(f"{where}: unknown or missing {', '.join(wrong)}")
+    return dict(value)

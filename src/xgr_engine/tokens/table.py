@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import InputError
+
+_SHOWN = 5  # missing tokens named in a message
 
 
 @dataclass(frozen=True)
@@ -18,16 +22,74 @@ class SidTokenTable:
     Attributes:
         codes: ``codes[d]`` int32 [C_d], strictly ascending.
         token_ids: ``token_ids[d]`` int32 [C_d].
-        texts: ``texts[d]``: the token as the tokenizer spells it, such as ``<a_12>``.
+        texts: ``texts[d]``: the token as the tokenizer spells it, such as ``<a_12>``; empty where the checkpoint has
+            no tokenizer and tokens are plain numbers.
+        templates: per level, the spelling with ``{}`` for the code, such as ``<a_{}>``; empty like ``texts``.
     """
 
     codes: tuple[NDArray[np.int32], ...]
     token_ids: tuple[NDArray[np.int32], ...]
     texts: tuple[tuple[str, ...], ...]
+    templates: tuple[str, ...] = ()
+
+    @classmethod
+    def from_levels(
+        cls,
+        codes: Sequence[Sequence[int] | NDArray[np.int32]],
+        token_ids: Sequence[Sequence[int] | NDArray[np.int32]],
+        templates: Sequence[str] = (),
+    ) -> SidTokenTable:
+        """A table whose texts follow from ``templates`` (none: tokens without a spelling)."""
+        return cls(
+            codes=tuple(np.asarray(level, np.int32) for level in codes),
+            token_ids=tuple(np.asarray(level, np.int32) for level in token_ids),
+            texts=tuple(
+                tuple(template.replace("{}", str(int(code))) for code in level)
+                for template, level in zip(templates, codes, strict=True)
+            )
+            if templates
+            else tuple(() for _ in codes),
+            templates=tuple(templates),
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One object a level; ``template`` is null where tokens have no spelling."""
+        templates: Sequence[str | None] = self.templates or [None] * self.levels
+        return [
+            {"template": template, "codes": codes.tolist(), "token_ids": ids.tolist()}
+            for template, codes, ids in zip(templates, self.codes, self.token_ids, strict=True)
+        ]
+
+    @classmethod
+    def from_json(cls, levels: Sequence[Mapping[str, Any]]) -> SidTokenTable:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError, KeyError, TypeError: not what ``to_json`` writes; the message says what.
+        """
+        templates = [level["template"] for level in levels]
+        if len({template is None for template in templates}) > 1:
+            raise ValueError("some levels have a template, some have none")
+        table = cls.from_levels(
+            [level["codes"] for level in levels],
+            [level["token_ids"] for level in levels],
+            templates if templates and templates[0] is not None else (),
+        )
+        for number, (codes, ids) in enumerate(zip(table.codes, table.token_ids, strict=True), 1):
+            if codes.ndim != 1 or codes.shape != ids.shape:
+                raise ValueError(f"level {number}: {codes.shape} codes for {ids.shape} token ids")
+            if len(codes) == 0 or (np.diff(codes) <= 0).any() or codes[0] < 0 or ids.min() < 0:
+                raise ValueError(f"level {number}: codes must be ascending, codes and token ids must not be negative")
+        return table
 
     @property
     def levels(self) -> int:
         return len(self.codes)
+
+    @property
+    def max_token_id(self) -> int:
+        """The highest token id in use; the embedding must have more rows than that."""
+        return max(int(ids.max()) for ids in self.token_ids)
 
     def columns(self, level: int, codes: NDArray[np.int32]) -> NDArray[np.int32]:
         """Position in ``token_ids[level]`` of each code, -1 where the model has no token for it."""
@@ -36,6 +98,10 @@ class SidTokenTable:
             return np.full(len(codes), -1, np.int32)
         at = np.searchsorted(known, codes).clip(max=len(known) - 1)
         return np.where(known[at] == codes, at, -1).astype(np.int32)
+
+    def spell(self, level: int, code: int) -> str:
+        """How a message names the token of ``code`` (whether or not it exists): ``<c_255>``, else ``code 255``."""
+        return self.templates[level].replace("{}", str(code)) if self.templates else f"code {code}"
 
     def bind(self, trie: ItemTrie) -> tuple[NDArray[np.int32], ...]:
         """Column of every trie node in its level's head slice: ``[d][n_{d+1}]`` int32.
@@ -53,10 +119,10 @@ class SidTokenTable:
             columns = self.columns(level, codes)
             if len(columns) and columns.min() < 0:
                 missing = np.unique(codes[columns < 0])
-                shown = ", ".join(str(code) for code in missing[:5])
+                shown = ", ".join(self.spell(level, int(code)) for code in missing[:_SHOWN])
+                more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
                 raise InputError(
-                    f"level {level + 1}: the model has no token for code {shown}"
-                    + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
+                    f"level {level + 1}: the model has no token for {shown}{more}",
                     why="the catalog holds codes that the tokenizer of this checkpoint does not know",
                     hint="use the catalog the model was trained on, or convert a checkpoint that has these tokens",
                 )

@@ -1,0 +1,121 @@
+"""The fixed pieces of a prompt, tokenised once, and the history's ids placed between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from xgr_engine.tokens.table import SidTokenTable
+from xgr_engine.tokens.templates import PromptTemplate
+
+Sid = tuple[int, ...]
+
+_PROBE_LENGTHS = (1, 2, 3, 7, 33)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Token ids ``head``, then items with ``between`` from one to the next, then ``tail``; ``empty`` without items."""
+
+    head: list[int]
+    between: list[int]
+    tail: list[int]
+    empty: list[int]
+
+    @classmethod
+    def of_plain_ids(cls, bos_ids: Sequence[int]) -> Pieces:
+        """For models without a tokenizer: nothing but the items."""
+        return cls(head=list(bos_ids), between=[], tail=[], empty=list(bos_ids))
+
+    @classmethod
+    def of_template(
+        cls, template: PromptTemplate, tokenizer: Tokenizer, table: SidTokenTable, bos_ids: Sequence[int]
+    ) -> Pieces | None:
+        """Tokenise the fixed pieces where they stand, beside a semantic-ID token. None where that cannot be right."""
+        if not _tokens_split_text(tokenizer, table):
+            return None
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+        mark_text, mark = table.texts[0][0], int(table.token_ids[0][0])
+        parts = template.parts_around_history()
+        at = next(number for number, part in enumerate(parts) if len(part) == 2)
+        before, after = parts[at]
+        head = encode(before + template.item_prefix + mark_text)
+        between = encode(mark_text + template.item_suffix + template.joiner + template.item_prefix + mark_text)
+        tail = encode(mark_text + template.item_suffix + after)
+        if head[-1:] != [mark] or tail[:1] != [mark] or between[:1] != [mark] or between[-1:] != [mark]:
+            return None
+        lead = [*bos_ids, *(token for (text,) in parts[:at] for token in encode(text))]
+        rest = [token for (text,) in parts[at + 1 :] for token in encode(text)]
+        return cls(
+            head=lead + head[:-1],
+            between=between[1:-1],
+            tail=tail[1:] + rest,
+            empty=lead + encode(before + after) + rest,
+        )
+
+    def place(self, history: Sequence[Sid], ids: Sequence[Mapping[int, int]], max_tokens: int) -> tuple[list[int], int]:
+        """The prompt of a history of at least one item, and how many oldest items were dropped to fit.
+
+        Args:
+            ids: per level, code -> token id. A code that is missing raises KeyError, a level IndexError.
+        """
+        between = self.between
+        body: list[int] = []
+        starts = []  # where each item begins in body
+        for sid in history:
+            starts.append(len(body))
+            for level, code in enumerate(sid):
+                body.append(ids[level][code])
+            body += between
+        end = len(body) - len(between)
+        room = max_tokens - len(self.head) - len(self.tail)
+        dropped = next((number for number, start in enumerate(starts) if end - start <= room), len(starts))
+        if dropped == len(starts):
+            return self.empty, dropped
+        return self.head + body[starts[dropped] : end] + self.tail, dropped
+
+    def shared_prefix(self) -> list[int]:
+        """What a prompt with items and one without begin with alike."""
+        same = 0
+        while same < min(len(self.head), len(self.empty)) and self.head[same] == self.empty[same]:
+            same += 1
+        return self.head[:same]
+
+
+def prove_pieces(
+    pieces: Pieces,
+    tokenise: Callable[[Sequence[Sid]], list[int]],
+    table: SidTokenTable,
+    ids: Sequence[Mapping[int, int]],
+) -> bool:
+    """Whether placing gives what tokenising the whole text gives, for no history and random ones of whole items."""
+    rng = np.random.default_rng(0)
+    if tokenise(()) != pieces.empty:
+        return False
+    for length in _PROBE_LENGTHS:
+        history = [
+            tuple(int(rng.choice(table.codes[level])) for level in range(rng.integers(1, table.levels + 1)))
+            for _ in range(length)
+        ]
+        if tokenise(history) != pieces.place(history, ids, max_tokens=1 << 60)[0]:
+            return False
+    return True
+
+
+def _tokens_split_text(tokenizer: Tokenizer, table: SidTokenTable) -> bool:
+    """Whether all semantic-ID tokens are added tokens of one kind, which cut a text wherever they stand."""
+    added = tokenizer.get_added_tokens_decoder()
+    kinds = set()
+    for level in table.token_ids:
+        for token_id in level.tolist():
+            token = added.get(token_id)
+            if token is None or token.single_word:
+                return False
+            kinds.add((token.lstrip, token.rstrip, token.normalized))
+    return len(kinds) == 1

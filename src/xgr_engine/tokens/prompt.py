@@ -1,0 +1,283 @@
+"""History -> the token ids the model reads: rendered from a template, cut to the model's context by whole items.
+
+Semantic-ID tokens split a text wherever they stand, so most prompts need no tokenizer at run time: the fixed pieces
+are tokenised once, between two such tokens, and the history's ids are put in between. The renderer proves on samples
+that this equals tokenising the whole text, and tokenises the whole text where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from xgr_engine.errors import CheckpointError, HistoryError, UsageError
+from xgr_engine.tokens.pieces import Pieces, prove_pieces
+from xgr_engine.tokens.table import SidTokenTable
+from xgr_engine.tokens.templates import PromptTemplate, parse_template, read_template
+from xgr_engine.tokens.tokenizer_files import SourceTokenizer, load_tokenizer
+
+Sid = tuple[int, ...]
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PromptSpec:
+    """How a model wants its prompt; part of ``xgr.json``.
+
+    Attributes:
+        name: preset, or name of the template file.
+        template: the Jinja text, its settings included (see :mod:`xgr_engine.tokens.templates`).
+        bos_ids: token ids in front of every prompt, found by the template's ``bos`` rule at conversion.
+    """
+
+    name: str
+    template: str
+    bos_ids: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "template": self.template, "bos_ids": list(self.bos_ids)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> PromptSpec:
+        return cls(str(value["name"]), str(value["template"]), tuple(int(token) for token in value["bos_ids"]))
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """``token_ids`` [T] int32, and how many of the oldest items were dropped to fit the context."""
+
+    token_ids: IntArray
+    dropped: int
+
+
+def make_prompt_spec(choice: str, source: SourceTokenizer | None, table: SidTokenTable) -> PromptSpec:
+    """The prompt of a checkpoint, from a preset's name or a template file.
+
+    Raises:
+        UsageError: no such preset or file, a broken template, or words without a tokenizer to read them.
+        CheckpointError: a token of the template's ``single_tokens`` is not one id of this tokenizer.
+    """
+    name, text = read_template(choice)
+    template = parse_template(name, text)
+    if source is None:
+        return PromptSpec(name, text)
+    for token in template.single_tokens:
+        ids = source.tokenizer.encode(token, add_special_tokens=False).ids
+        if len(ids) != 1 or source.tokenizer.token_to_id(token) != ids[0]:
+            raise CheckpointError(
+                f"prompt {name}: the tokenizer has no token {token}, it would be cut into {len(ids)} pieces",
+                hint="this prompt belongs to another kind of model; choose the one this checkpoint was trained with",
+            )
+    return PromptSpec(name, text, _bos_ids(template.bos, source, table))
+
+
+def _bos_ids(rule: str, source: SourceTokenizer, table: SidTokenTable) -> tuple[int, ...]:
+    if rule == "tokenizer":
+        # What the tokenizer puts in front of a text; what it may put behind is not wanted before the answer.
+        probe = table.texts[0][0] if table.templates else ""
+        ids = source.tokenizer.encode(probe, add_special_tokens=True).ids
+        plain = source.tokenizer.encode(probe, add_special_tokens=False).ids
+        start = next((at for at in range(len(ids)) if ids[at : at + len(plain)] == plain), 0)
+        return tuple(ids[:start])
+    if rule == "bos-token" and source.bos_token is not None:
+        token_id = source.tokenizer.token_to_id(source.bos_token)
+        if token_id is None:
+            raise CheckpointError(f"{source.path}: has no token {source.bos_token}, which is named as bos_token")
+        return (token_id,)
+    return ()
+
+
+class PromptRenderer:
+    """Renders histories for one model.
+
+    Args:
+        spec: the model's prompt.
+        tokenizer_file: its ``tokenizer.json``; None for a model whose tokens are plain numbers.
+        table: its semantic-ID tokens.
+        max_context: positions the model has.
+        reserve: positions kept for what comes after the prompt; the table's levels if None.
+        vocab_size: rows of the model's embedding; ready prompts with other ids are refused. None: not checked.
+
+    Attributes:
+        max_tokens: the longest prompt that is rendered.
+        places_ids: whether histories are placed by id (else every prompt is tokenised as a whole).
+
+    Raises:
+        UsageError: the template needs a tokenizer and there is none, or it alone is longer than the context.
+    """
+
+    def __init__(
+        self,
+        spec: PromptSpec,
+        tokenizer_file: Path | None,
+        table: SidTokenTable,
+        max_context: int,
+        reserve: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.table = table
+        self.max_tokens = max_context - (table.levels if reserve is None else reserve)
+        self._vocab_size = vocab_size
+        self._template: PromptTemplate = parse_template(spec.name, spec.template)
+        self._tokenizer: Tokenizer | None = None if tokenizer_file is None else load_tokenizer(tokenizer_file)
+        self._ids = [
+            dict(zip(codes.tolist(), ids.tolist(), strict=True))
+            for codes, ids in zip(table.codes, table.token_ids, strict=True)
+        ]
+        self._codes = [{token: code for code, token in level.items()} for level in self._ids]
+        self._texts = [
+            dict(zip(codes.tolist(), texts, strict=True)) if texts else {}
+            for codes, texts in zip(table.codes, table.texts, strict=True)
+        ]
+        self._pieces: Pieces | None = self._find_pieces()
+        self.places_ids = self._pieces is not None
+        self._empty = self._tokenise(()) if self._pieces is None else self._pieces.empty
+        if len(self._empty) > self.max_tokens:
+            raise UsageError(
+                f"prompt {spec.name}: the template alone is {len(self._empty)} tokens long, the model has room for "
+                f"{self.max_tokens}"
+            )
+
+    # ---- rendering --------------------------------------------------------------------------------------------------
+
+    def render(self, histories: Sequence[Sequence[Sid]]) -> list[RenderedPrompt]:
+        """Prompts of histories, each a list of SIDs (tuples of codes), oldest item first.
+
+        Raises:
+            HistoryError: a code for which the model has no token (see :meth:`knows`).
+        """
+        return [self._render_one(history) for history in histories]
+
+    def render_tokens(self, histories: Sequence[Sequence[int]]) -> list[RenderedPrompt]:
+        """Prompts of histories given as one flat list of semantic-ID token ids each.
+
+        Raises:
+            HistoryError: see :meth:`split_tokens`.
+        """
+        return [self._render_one(self.split_tokens(history)) for history in histories]
+
+    def encode_ready(self, prompt: str | Sequence[int]) -> IntArray:
+        """A prompt that is complete already: text (tokenised as one piece, BOS in front if the model wants it), or ids.
+
+        Raises:
+            HistoryError: empty, too long for the model, text for a model without tokenizer, or ids it does not have.
+        """
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise HistoryError("the prompt is text, and the model has no tokenizer", hint="give token ids")
+            ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+            bos = list(self.spec.bos_ids)
+            ids = ids if ids[: len(bos)] == bos else bos + ids
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise HistoryError("the prompt is empty")
+        if min(ids) < 0 or (self._vocab_size is not None and max(ids) >= self._vocab_size):
+            bad = next(token for token in ids if token < 0 or token >= (self._vocab_size or token + 1))
+            raise HistoryError(f"the prompt holds the token id {bad}, which the model does not have")
+        if len(ids) > self.max_tokens:
+            raise HistoryError(f"the prompt is {len(ids)} tokens long, the model has room for {self.max_tokens}")
+        return np.asarray(ids, np.int32)
+
+    def split_tokens(self, tokens: Sequence[int]) -> list[Sid]:
+        """A flat list of semantic-ID token ids as SIDs: an item begins at each token of the first level.
+
+        Raises:
+            HistoryError: a token that belongs to no level, or stands where its level cannot be.
+        """
+        sids: list[Sid] = []
+        current: list[int] = []
+        for at, token in enumerate(tokens):
+            level = len(current)
+            if level < self.table.levels and token in self._codes[level]:
+                current.append(self._codes[level][token])
+            elif token in self._codes[0]:
+                sids.append(tuple(current))
+                current = [self._codes[0][token]]
+            else:
+                raise HistoryError(
+                    f"token id {token} at position {at} is not a semantic-ID token of level {level + 1} or 1",
+                    why="a history of token ids holds the tokens of whole items, back to back, and nothing else",
+                )
+        return [*sids, tuple(current)] if current else sids
+
+    def knows(self, sid: Sid) -> bool:
+        """Whether the model has a token for every code of ``sid``."""
+        return len(sid) <= len(self._ids) and all(code in self._ids[level] for level, code in enumerate(sid))
+
+    def shared_prefix(self) -> IntArray:
+        """Token ids that every rendered prompt begins with; ready prompts need not."""
+        if self._pieces is not None:
+            return np.asarray(self._pieces.shared_prefix(), np.int32)
+        fixed = self._template.fixed_head
+        ids = self._tokenizer.encode(fixed, add_special_tokens=False).ids if fixed and self._tokenizer else []
+        return np.asarray([*self.spec.bos_ids, *ids], np.int32)
+
+    # ---- how --------------------------------------------------------------------------------------------------------
+
+    def _render_one(self, history: Sequence[Sid]) -> RenderedPrompt:
+        if not history:
+            return RenderedPrompt(np.asarray(self._empty, np.int32), 0)
+        try:
+            if self._pieces is not None:
+                ids, dropped = self._pieces.place(history, self._ids, self.max_tokens)
+            else:
+                ids, dropped = self._tokenise_fitting(history)
+        except (KeyError, IndexError):
+            raise self._unknown(history) from None
+        return RenderedPrompt(np.asarray(ids, np.int32), dropped)
+
+    def _unknown(self, history: Sequence[Sid]) -> HistoryError:
+        sid = next(sid for sid in history if not self.knows(sid))
+        level = next((at for at, code in enumerate(sid[: self.table.levels]) if code not in self._ids[at]), None)
+        if level is None:
+            return HistoryError(f"the SID {sid} has {len(sid)} codes, the model has {self.table.levels} levels")
+        return HistoryError(f"level {level + 1}: the model has no token for {self.table.spell(level, sid[level])}")
+
+    def _tokenise(self, history: Sequence[Sid]) -> list[int]:
+        """Ids of the whole rendered text, part by part."""
+        if self._tokenizer is None:
+            raise UsageError(
+                f"prompt {self.spec.name}: holds words, and the model has no tokenizer to read them",
+                hint="use --prompt sids-only",
+            )
+        ids = list(self.spec.bos_ids)
+        for part in self._template.parts([self.item_text(sid) for sid in history]):
+            ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+        return ids
+
+    def _tokenise_fitting(self, history: Sequence[Sid]) -> tuple[list[int], int]:
+        """:meth:`_tokenise` with the fewest oldest items dropped (lengths grow with the items kept)."""
+        ids = self._tokenise(history)
+        if len(ids) <= self.max_tokens:
+            return ids, 0
+        low, high = 0, len(history) - 1  # items kept
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = len(self._tokenise(history[-middle:])) <= self.max_tokens
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return self._tokenise(history[len(history) - low :]), len(history) - low
+
+    def item_text(self, sid: Sid) -> str:
+        """The tokens of ``sid`` as text, ``<a_1><b_2>``; KeyError or IndexError if the model lacks one."""
+        return "".join([self._texts[level][code] for level, code in enumerate(sid)])
+
+    def _find_pieces(self) -> Pieces | None:
+        if not self._template.one_history:
+            return None
+        if self._tokenizer is None:
+            parts = self._template.parts_around_history()
+            if any(text for part in parts for text in part) or self._template.join(["", ""]):
+                self._tokenise(())  # says what is wrong
+            return Pieces.of_plain_ids(self.spec.bos_ids)
+        pieces = Pieces.of_template(self._template, self._tokenizer, self.table, self.spec.bos_ids)
+        if pieces is None or not prove_pieces(pieces, self._tokenise, self.table, self._ids):
+            return None
+        return pieces

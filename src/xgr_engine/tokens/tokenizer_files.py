@@ -1,0 +1,125 @@
+"""The tokenizer of a Hugging Face checkpoint: ``tokenizer.json`` and the older files beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from xgr_engine.errors import CheckpointError
+
+TOKENIZER_FILE = "tokenizer.json"
+# Copied beside the converted model; only TOKENIZER_FILE is read by xgr after that.
+COMPANION_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# Without tokenizer.json these alone are no tokenizer that can prove a token to be one id.
+_SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", *COMPANION_FILES)
+
+
+@dataclass(frozen=True)
+class SourceTokenizer:
+    """A tokenizer and the two special tokens that prompts and score contracts may name.
+
+    Attributes:
+        tokenizer: reads text as it stands: truncation and padding that a trainer may have saved are off.
+        path: its ``tokenizer.json``.
+        bos_token, eos_token: as the tokenizer's configuration names them, None where it names none.
+    """
+
+    tokenizer: Tokenizer
+    path: Path
+    bos_token: str | None
+    eos_token: str | None
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read one ``tokenizer.json`` with truncation and padding off.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises plain Exception
+        raise CheckpointError(f"{path}: cannot read the tokenizer", why=str(error)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def open_source_tokenizer(source: Path) -> SourceTokenizer | None:
+    """The tokenizer of the checkpoint directory ``source``; None if it has no tokenizer files at all.
+
+    Raises:
+        CheckpointError: files of a tokenizer but no ``tokenizer.json``, an unreadable file, or two files that give
+            one added token two ids.
+    """
+    path = source / TOKENIZER_FILE
+    if not path.is_file():
+        others = [name for name in _SLOW_FILES if (source / name).is_file()]
+        if not others:
+            return None
+        raise CheckpointError(
+            f"{source}: there is {', '.join(others)} but no {TOKENIZER_FILE}",
+            why="every semantic-ID token is proven to be one id by encoding it, and that needs the whole tokenizer",
+            hint=f'write it with transformers: AutoTokenizer.from_pretrained("{source}").save_pretrained("{source}")',
+        )
+    tokenizer = load_tokenizer(path)
+    _check_companions(source, tokenizer)
+    return SourceTokenizer(
+        tokenizer=tokenizer,
+        path=path,
+        bos_token=_special_token(source, "bos_token"),
+        eos_token=_special_token(source, "eos_token"),
+    )
+
+
+def _check_companions(source: Path, tokenizer: Tokenizer) -> None:
+    """``added_tokens.json`` and ``added_tokens_decoder`` may lack tokens (stale copies do), not contradict."""
+    for origin, added in (
+        ("added_tokens.json", _read_json(source / "added_tokens.json")),
+        (
+            "tokenizer_config.json (added_tokens_decoder)",
+            {
+                entry["content"]: int(number)
+                for number, entry in _read_json(source / "tokenizer_config.json")
+                .get("added_tokens_decoder", {})
+                .items()
+            },
+        ),
+    ):
+        for text, number in added.items():
+            known = tokenizer.token_to_id(text)
+            if known != number:
+                says = f"id {known}" if known is not None else "no such token"
+                raise CheckpointError(
+                    f"{source}: two files disagree about the token {text}",
+                    why=f"{TOKENIZER_FILE}: {says}; {origin}: id {number}",
+                    hint="keep the files of the tokenizer the model was trained with; a copy from the base model "
+                    "may have stayed behind",
+                )
+
+
+def _special_token(source: Path, name: str) -> str | None:
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        settings = _read_json(source / file)
+        if name in settings:
+            value = settings[name]
+            text = value.get("content") if isinstance(value, Mapping) else value
+            return str(text) if text else None
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot read the file", why=str(error)) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold one JSON object, holds {type(value).__name__}")
+    return value
