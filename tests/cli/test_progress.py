@@ -1,0 +1,105 @@
+"""Progress: lines off a terminal, a bar on one, nothing with -q, and never a half line at the end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from xgr_cli import progress
+from xgr_cli.output import Output
+from xgr_cli.progress import BarProgress, LineProgress, make_progress
+
+BAR = """
+import sys
+from xgr_cli.output import Output
+from xgr_cli.progress import make_progress
+bar = make_progress(Output(), 60.0)
+print(type(bar).__name__)
+bar.start(3, "users")
+for n in range(3):
+    bar.advance(1, rejects=n)
+bar.finish()
+bar.finish()
+"""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_tell_done_rate_and_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    sink = LineProgress(Output(), log_every=10)
+    sink.start(4000, "users")
+    for _ in range(25):
+        clock[0] += 1
+        sink.advance(50, rejects=2)
+    sink.finish()
+    sink.finish()
+    assert capsys.readouterr().err.splitlines() == [
+        "500 of 4,000 users (12%), 50 users/s, 70 s left  rejects=2",
+        "1,000 of 4,000 users (25%), 50 users/s, 60 s left  rejects=2",
+        "1,250 users in 25.0 s, 50 users/s",
+    ]
+
+
+def test_unknown_total(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    sink = LineProgress(Output(), log_every=1)
+    sink.start(0, "files")
+    clock[0] = 2.0
+    sink.advance(6)
+    assert capsys.readouterr().err == "6 files, 3 files/s\n"
+
+
+def test_finish_without_start_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    LineProgress(Output(), 1).finish()
+    BarProgress(Output()).finish()
+    assert capsys.readouterr().err == ""
+
+
+def test_quiet_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = make_progress(Output(quiet=True), 0.1)
+    sink.start(1, "users")
+    sink.advance(1)
+    sink.finish()
+    assert capsys.readouterr().err == ""
+
+
+def test_no_terminal_means_lines() -> None:
+    assert isinstance(make_progress(Output(), 60), LineProgress)
+
+
+def _on_terminal(variables: dict[str, str]) -> tuple[str, bytes]:
+    """Sink chosen and bytes shown when stderr is a terminal."""
+    leader, follower = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", **variables}
+    done = subprocess.run([sys.executable, "-c", BAR], stdout=subprocess.PIPE, stderr=follower, env=env, timeout=60)
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 65536):
+            shown += chunk
+    except OSError:  # the end of a pseudo-terminal
+        pass
+    os.close(leader)
+    assert done.returncode == 0
+    return done.stdout.decode().strip(), shown
+
+
+def test_bar_on_a_terminal_leaves_nothing_behind() -> None:
+    sink, shown = _on_terminal({})
+    assert sink == "BarProgress"
+    assert b"users" in shown
+    # The last thing done is to erase the bar's line, and the cursor is visible again.
+    assert shown.rstrip().endswith(b"\x1b[2K") and b"\x1b[?25h" in shown
+
+
+@pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}])
+def test_no_bar_in_ci_or_on_a_dumb_terminal(variables: dict[str, str]) -> None:
+    assert _on_terminal(variables)[0] == "LineProgress"
