@@ -1,0 +1,73 @@
+"""Weights of an xgr model directory -> a model on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from xgr_engine.errors import CheckpointError
+from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
+from xgr_engine.models.spec import ModelSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def compute_dtype(stored: str, device: torch.device) -> torch.dtype:
+    """The dtype a model computes in: float32 on a CPU whatever is stored, else the stored one."""
+    return torch.float32 if device.type == "cpu" else DTYPES[stored]
+
+
+def load_model(
+    spec: ModelSpec, weights: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> tuple[DecoderOnly, Tensor]:
+    """Read ``model.safetensors`` (names as in :class:`ModelSpec`).
+
+    Returns:
+        The model, and the output projection [V, H] (the embedding itself when tied).
+
+    Raises:
+        CheckpointError: the file lacks a tensor or cannot be read.
+    """
+    device = torch.device(device)
+    dtype = dtype or compute_dtype(spec.dtype, device)
+    try:
+        with safe_open(weights, framework="pt", device=str(device)) as file:
+
+            def read(name: str) -> Tensor:
+                return file.get_tensor(name).to(dtype)
+
+            embed, norm = read("embed.weight"), read("norm.weight")
+            head = embed if spec.tied else read("head.weight")
+            layers = [_layer(spec, read, f"layers.{index}.") for index in range(spec.num_layers)]
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{weights}: cannot read the model's weights",
+            why=str(error),
+            hint="run `xgr convert` again; `xgr inspect` shows what the directory should hold",
+        ) from error
+    return DecoderOnly(spec, embed, norm, layers), head
+
+
+def _layer(spec: ModelSpec, read: Callable[[str], Tensor], at: str) -> LayerWeights:
+    def stacked(names: tuple[str, ...], kind: str) -> Tensor:
+        return torch.cat([read(f"{at}{name}.{kind}") for name in names])
+
+    attention, feed_forward = ("attn.q", "attn.k", "attn.v"), ("mlp.gate", "mlp.up")
+    return LayerWeights(
+        attn_norm=read(f"{at}attn_norm.weight"),
+        qkv=stacked(attention, "weight"),
+        qkv_bias=stacked(attention, "bias") if spec.qkv_bias else None,
+        q_norm=read(f"{at}attn.q_norm.weight") if spec.qk_norm else None,
+        k_norm=read(f"{at}attn.k_norm.weight") if spec.qk_norm else None,
+        out=read(f"{at}attn.o.weight"),
+        out_bias=read(f"{at}attn.o.bias") if spec.o_bias else None,
+        mlp_norm=read(f"{at}mlp_norm.weight"),
+        gate_up=stacked(feed_forward, "weight"),
+        gate_up_bias=stacked(feed_forward, "bias") if spec.mlp_bias else None,
+        down=read(f"{at}mlp.down.weight"),
+        down_bias=read(f"{at}mlp.down.bias") if spec.mlp_bias else None,
+    )

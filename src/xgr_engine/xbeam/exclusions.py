@@ -1,0 +1,97 @@
+"""What a user may not get, as dead trie nodes: a prefix with no allowed item under it must not cost a beam.
+
+Leaves are numbered in SID order, so the nodes above an excluded item are found by binary search, and a node is dead
+when as many of its leaves are dead as it has. The tables hold only dead nodes: a few a user, whatever the catalog.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from xgr_engine.catalog.trie import ItemTrie
+
+NO_NODE = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class Exclusions:
+    """Dead nodes of a batch. Tables are ascending in each row, padded with ``NO_NODE`` to a common width.
+
+    Attributes:
+        leaves: int32 [U, M] dead leaves.
+        inner: per depth 1..L int32 [U, M_d] nodes under which, themselves apart, no live leaf hangs.
+        item_positions: per user the excluded places of ``trie.items``, ascending, without repeats.
+        reachable_items, reachable_leaves: int64 [U] what is left for each user.
+    """
+
+    leaves: NDArray[np.int32]
+    inner: tuple[NDArray[np.int32], ...]
+    item_positions: list[NDArray[np.int64]]
+    reachable_items: NDArray[np.int64]
+    reachable_leaves: NDArray[np.int64]
+
+
+def find_dead_nodes(trie: ItemTrie, excluded: list[NDArray[np.int32]]) -> Exclusions:
+    """Args: excluded: per user, rows of ``items.parquet`` (any order, repeats allowed, rows outside the trie ignored)."""
+    users = len(excluded)
+    positions = [_positions(trie, rows) for rows in excluded]
+    counts = np.array([len(found) for found in positions], np.int64)
+    user = np.repeat(np.arange(users), counts)
+    item = np.concatenate(positions) if users else np.empty(0, np.int64)
+    leaf = np.searchsorted(trie.item_start, item, side="right") - 1
+    size = np.diff(trie.item_start)
+    dead_user, dead_leaf = _full(user, leaf, trie.num_leaves, size)
+    inner = []
+    for depth in range(1, trie.levels + 1):
+        # a leaf of this very depth is the node itself: it says nothing of what hangs under it
+        below = trie.leaf_depth[dead_leaf] > depth
+        owner, under = dead_user[below], dead_leaf[below]
+        node = np.searchsorted(trie.leaf_start[depth - 1], under, side="right") - 1
+        capacity = trie.leaf_end[depth - 1] - trie.leaf_start[depth - 1] - trie.is_leaf(depth)
+        inner.append(_table(users, *_full(owner, node, trie.num_nodes(depth), capacity)))
+    return Exclusions(
+        leaves=_table(users, dead_user, dead_leaf),
+        inner=tuple(inner),
+        item_positions=positions,
+        reachable_items=trie.num_items - counts,
+        reachable_leaves=trie.num_leaves - np.bincount(dead_user, minlength=users).astype(np.int64),
+    )
+
+
+def _positions(trie: ItemTrie, rows: NDArray[np.int32]) -> NDArray[np.int64]:
+    wanted = np.unique(rows)
+    if len(wanted) == 0 or trie.num_items == 0:
+        return np.empty(0, np.int64)
+    at = np.searchsorted(trie.items, wanted).clip(max=trie.num_items - 1)
+    return at[trie.items[at] == wanted].astype(np.int64)
+
+
+def _full(
+    user: NDArray[np.int64], node: NDArray[np.int64], nodes: int, capacity: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(user, node) pairs that occur exactly ``capacity[node]`` times, ordered by user, then node."""
+    key, occurrences = np.unique(user * nodes + node, return_counts=True)
+    owner, found = np.divmod(key, max(nodes, 1))
+    full = occurrences == capacity[found]
+    return owner[full], found[full]
+
+
+def _table(users: int, user: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.int32]:
+    counts = np.bincount(user, minlength=users)
+    table = np.full((users, int(counts.max(initial=0))), NO_NODE, np.int32)
+    first = np.cumsum(counts) - counts
+    table[user, np.arange(len(user)) - first[user]] = node
+    return table
+
+
+def contains(table: Tensor, values: Tensor) -> Tensor:
+    """Whether ``values[u, c]`` stands in row u of ``table`` [U, M] (ascending): bool [U, C]."""
+    if table.shape[1] == 0:
+        return torch.zeros_like(values, dtype=torch.bool)
+    at = torch.searchsorted(table, values.to(table.dtype).contiguous()).clamp_max_(table.shape[1] - 1)
+    return table.gather(1, at) == values
