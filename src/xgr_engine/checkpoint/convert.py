@@ -1,0 +1,242 @@
+"""Convert a Hugging Face checkpoint to an xgr model directory: everything is checked before the first byte is written.
+
+Peak memory is about one shard, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from xgr_engine.catalog.trie import ItemTrie
+from xgr_engine.checkpoint.hf_config import HfConfig, parse_hf_config
+from xgr_engine.checkpoint.hf_source import (
+    CONFIG_FILE,
+    Shards,
+    WeightFiles,
+    find_weights,
+    hash_source,
+    read_config,
+)
+from xgr_engine.checkpoint.model_dir import (
+    KIND,
+    METADATA_FILE,
+    SCHEMA_VERSION,
+    WEIGHTS_FILE,
+    ModelDir,
+    canonical_hash,
+    fingerprint_of,
+    load_model_dir,
+    read_metadata,
+)
+from xgr_engine.checkpoint.options import ConvertOptions, ConvertReport
+from xgr_engine.checkpoint.plan import make_plan
+from xgr_engine.checkpoint.swap import staged_directory
+from xgr_engine.checkpoint.transfer import transfer_weights
+from xgr_engine.checkpoint.verify import ParityReport, verify_parity
+from xgr_engine.errors import CheckpointError, OutputExistsError
+from xgr_engine.models.spec import ModelSpec
+from xgr_engine.progress import NoProgress, ProgressSink
+from xgr_engine.tokens.contract import ScoreContract, make_score_contract
+from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spec
+from xgr_engine.tokens.sid_tokens import offset_token_table, sid_token_table
+from xgr_engine.tokens.table import SidTokenTable
+from xgr_engine.tokens.tokenizer_files import (
+    COMPANION_FILES,
+    TOKENIZER_FILE,
+    SourceTokenizer,
+    open_source_tokenizer,
+)
+
+
+class CheckedVocabulary(Protocol):
+    """The vocabulary whose cover is checked; ``catalog.vocabulary.Vocabulary`` is one."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def content_hash(self) -> str: ...
+    @property
+    def trie(self) -> ItemTrie: ...
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Everything that is known before the tensors are read."""
+
+    config: HfConfig
+    files: WeightFiles
+    tokenizer: SourceTokenizer | None
+    table: SidTokenTable
+    prompt: PromptSpec
+    contract: ScoreContract
+
+
+def convert(
+    options: ConvertOptions, vocabulary: CheckedVocabulary | None = None, progress: ProgressSink | None = None
+) -> ConvertReport:
+    """Convert, or find that it was done.
+
+    Args:
+        vocabulary: the catalog whose codes must all have a token; None checks no catalog.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used as it is; nothing was written.
+        InputError: ``vocabulary`` holds a code without a token.
+        OutputExistsError: ``options.out`` holds something else and ``fresh`` is off.
+        XgrError: ``verify`` found other logits than transformers'.
+    """
+    started = time.monotonic()
+    parts = _prepare(options, vocabulary)
+    hashes = hash_source(options.source, parts.files.shards)
+    request = _request(options, parts, hashes)
+    vocab_checked = None if vocabulary is None else _vocab_record(vocabulary)
+    if (model := _already_there(options, request)) is not None:
+        if vocab_checked is not None and model.vocab_checked != vocab_checked:
+            model = _note_vocabulary(model, vocab_checked)
+        parity = _verify(options, model)
+        return ConvertReport("unchanged", model, (), (), parity, time.monotonic() - started)
+    with Shards(options.source, parts.files) as shards:
+        plan = make_plan(parts.config, shards, options.dtype, options.source)
+        with staged_directory(options.out) as stage:
+            checksums, size = transfer_weights(
+                stage / WEIGHTS_FILE, plan, shards, parts.table, progress or NoProgress()
+            )
+            copied = _copy_tokenizer(options.source, stage, parts.tokenizer, hashes)
+            record: dict[str, Any] = {
+                "schema_version": SCHEMA_VERSION,
+                "kind": KIND,
+                "xgr_version": _xgr_version(),
+                "model": plan.spec.to_json(),
+                "contract": parts.contract.to_json(),
+                "sid_tokens": parts.table.to_json(),
+                "prompt": parts.prompt.to_json(),
+                "weights": {"size": size, "tensors": checksums},
+                "tokenizer": copied,
+                "vocab_checked": vocab_checked,
+                "source": {"path": str(options.source.absolute()), "files": hashes, "request": request},
+            }
+            _write_metadata(stage, {**record, "fingerprint": fingerprint_of(record)})
+            parity = _verify(options, load_model_dir(stage))
+    model = load_model_dir(options.out)
+    return ConvertReport("written", model, plan.warnings, plan.skipped, parity, time.monotonic() - started)
+
+
+# ---- before anything is written -----------------------------------------------------------------------------------
+
+
+def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _Parts:
+    config = parse_hf_config(read_config(options.source), options.source / CONFIG_FILE)
+    files = find_weights(options.source)
+    tokenizer = open_source_tokenizer(options.source)
+    table = _table(options, tokenizer, config.spec)
+    if vocabulary is not None:
+        table.bind(vocabulary.trie)
+    # With offsets the tokenizer, if any, does not know the SID tokens and cannot place them in a text.
+    reader = tokenizer if options.token_offsets is None else None
+    prompt = make_prompt_spec(options.prompt, reader, table)
+    contract = make_score_contract(options.score_suffix, reader, table)
+    reserve = table.levels + len(contract.suffix_ids)
+    PromptRenderer(prompt, reader.path if reader else None, table, config.spec.max_context, reserve)
+    return _Parts(config, files, reader, table, prompt, contract)
+
+
+def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, spec: ModelSpec) -> SidTokenTable:
+    if options.token_offsets is not None:
+        return offset_token_table(options.token_offsets, spec.vocab_size)
+    if tokenizer is None:
+        raise CheckpointError(
+            f"{options.source}: has no tokenizer",
+            why="which token stands for which code is read from tokenizer.json",
+            hint="if a token is an offset plus the code, say so: --token-offsets 2,258,514,770",
+        )
+    table = sid_token_table(tokenizer.tokenizer, options.sid_tokens)
+    if table.max_token_id >= spec.vocab_size:
+        level = next(at for at, ids in enumerate(table.token_ids) if int(ids.max()) == table.max_token_id)
+        text = table.texts[level][int(table.token_ids[level].argmax())]
+        raise CheckpointError(
+            f"{options.source}: token {text} has id {table.max_token_id}, the embedding has {spec.vocab_size} rows",
+            why="the tokenizer has more tokens than the model: resize_token_embeddings was not called or not saved",
+            hint="use the checkpoint that was saved together with this tokenizer",
+        )
+    return table
+
+
+def _request(options: ConvertOptions, parts: _Parts, hashes: dict[str, str]) -> str:
+    """Equal requests give equal model directories (with the same xgr)."""
+    return canonical_hash(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "files": hashes,
+            "dtype": options.dtype,
+            "sid_tokens": parts.table.to_json(),
+            "prompt": parts.prompt.to_json(),
+            "contract": parts.contract.to_json(),
+        }
+    )
+
+
+def _already_there(options: ConvertOptions, request: str) -> ModelDir | None:
+    """The same conversion at ``out``; None if the place is free, or may be made so."""
+    out = options.out
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    if not (out / METADATA_FILE).is_file():
+        raise OutputExistsError(
+            f"{out}: exists and was not written by `xgr convert`", hint="give another --out, or remove it yourself"
+        )
+    try:
+        record = read_metadata(out)
+        if record["source"]["request"] == request:
+            return load_model_dir(out)
+        why = f"it holds a model converted from {record['source']['path']} with other files or options"
+    except (CheckpointError, KeyError, TypeError) as error:
+        why = f"it holds a model directory that cannot be used: {error}"
+    if options.fresh:
+        return None
+    raise OutputExistsError(f"{out}: exists", why=why, hint="replace it with --fresh, or give another --out")
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _copy_tokenizer(
+    source: Path, stage: Path, tokenizer: SourceTokenizer | None, hashes: dict[str, str]
+) -> dict[str, str]:
+    names = [name for name in (TOKENIZER_FILE, *COMPANION_FILES) if tokenizer is not None and name in hashes]
+    for name in names:
+        shutil.copyfile(source / name, stage / name)
+    return {name: hashes[name] for name in names}
+
+
+def _write_metadata(directory: Path, record: dict[str, Any]) -> None:
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    temporary = directory / f".{METADATA_FILE}.tmp"
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(directory / METADATA_FILE)
+
+
+def _vocab_record(vocabulary: CheckedVocabulary) -> dict[str, str]:
+    return {"path": str(Path(vocabulary.path).absolute()), "content_hash": vocabulary.content_hash}
+
+
+def _note_vocabulary(model: ModelDir, vocab_checked: dict[str, str]) -> ModelDir:
+    """The model is unchanged and was checked against another vocabulary: say so in its ``xgr.json``."""
+    _write_metadata(model.path, {**read_metadata(model.path), "vocab_checked": vocab_checked})
+    return load_model_dir(model.path)
+
+
+def _verify(options: ConvertOptions, model: ModelDir) -> ParityReport | None:
+    return verify_parity(options.source, model, options.verify_prompts) if options.verify else None
+
+
+def _xgr_version() -> str:
+    try:
+        return version("xgr")
+    except PackageNotFoundError:
+        return "unknown"

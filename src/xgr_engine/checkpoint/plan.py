@@ -1,0 +1,135 @@
+"""Check a checkpoint's tensors against its config before anything is written: names, shapes, types, tied head."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from xgr_engine.checkpoint.hf_config import HfConfig
+from xgr_engine.checkpoint.hf_source import Shards
+from xgr_engine.checkpoint.names import HF_DECODER, NameMap
+from xgr_engine.errors import CheckpointError
+from xgr_engine.models.spec import ModelSpec
+
+# safetensors' dtype -> ours, where it holds weights that can be stored as they are (float64 is narrowed).
+_FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8}
+_SHOWN = 5
+_HEAD, _EMBED = "head.weight", "embed.weight"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written.
+
+    Attributes:
+        spec: complete, with the dtype to store and whether the head is the embedding.
+        ours: foreign tensor name -> xgr name, for every tensor of the model.
+        skipped: foreign names that are left out: computed tables, and a stored copy of a tied head.
+        warnings: what a person should know.
+    """
+
+    spec: ModelSpec
+    ours: dict[str, str]
+    skipped: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def make_plan(config: HfConfig, shards: Shards, dtype: str | None, source: Path, names: NameMap = HF_DECODER) -> Plan:
+    """Match tensors and config, each to the other.
+
+    Args:
+        dtype: to store; None for the source's own.
+
+    Raises:
+        CheckpointError: tensors missing or unknown, a wrong shape, a type that holds no weights.
+    """
+    skipped = [name for name in shards.tensors if names.ignores(name)]
+    found = {name: names.to_xgr(name) for name in shards.tensors if name not in skipped}
+    spec, left_out, warnings = _settle_head(config.spec, shards, names, source)
+    skipped += left_out
+    ours = {name: own for name, own in found.items() if own is not None and name not in skipped}
+    _check_complete(spec, ours, [name for name, own in found.items() if own is None], source, names)
+    _check_shapes(spec, ours, shards, source)
+    stored = _stored_dtype(ours, shards, source)
+    if config.dtype is not None and config.dtype != stored:
+        warnings.append(f"config.json says {config.dtype}, the weights are {stored}: their type counts")
+    return Plan(replace(spec, dtype=dtype or stored), ours, tuple(skipped), tuple(warnings))
+
+
+def _settle_head(
+    spec: ModelSpec, shards: Shards, names: NameMap, source: Path
+) -> tuple[ModelSpec, list[str], list[str]]:
+    """Whether the output head is the embedding. A stored head counts more than the config's flag."""
+    import torch
+
+    head, embed = names.to_foreign(_HEAD) or _HEAD, names.to_foreign(_EMBED) or _EMBED
+    if head not in shards.tensors:
+        if not spec.tied:
+            raise CheckpointError(
+                f"{source}: {head} is missing, and config.json does not tie it to the embedding",
+                why="tie_word_embeddings is false (or absent, which means false)",
+                hint="if the model was trained with tied embeddings, set tie_word_embeddings to true in config.json",
+            )
+        return spec, [], []
+    if not spec.tied:
+        return spec, [], []
+    if embed in shards.tensors and torch.equal(shards.read(head), shards.read(embed)):
+        return spec, [head], []
+    warning = f"config.json ties {head} to the embedding, but the file holds a different one: the stored one is used"
+    return replace(spec, tied=False), [], [warning]
+
+
+def _check_complete(spec: ModelSpec, ours: dict[str, str], unknown: list[str], source: Path, names: NameMap) -> None:
+    wanted = spec.tensor_shapes()
+    missing = sorted(names.to_foreign(name) or name for name in set(wanted) - set(ours.values()))
+    surplus = sorted([*unknown, *(foreign for foreign, own in ours.items() if own not in wanted)])
+    if missing:
+        raise CheckpointError(
+            f"{source}: {len(missing)} tensors are missing: {_some(missing)}",
+            why=f"config.json describes {spec.num_layers} layers of {spec.family}"
+            + (f"; there are also {len(surplus)} tensors it does not explain: {_some(surplus)}" if surplus else ""),
+            hint="copy the checkpoint again, or find the config.json that belongs to it",
+        )
+    if surplus:
+        raise CheckpointError(
+            f"{source}: {len(surplus)} tensors have no place in the model: {_some(surplus)}",
+            why=f"config.json describes a {spec.family} of {spec.num_layers} layers, which has no such tensors, "
+            "and leaving weights out would change what it computes",
+            hint="save the plain model without adapters, heads or vision parts",
+        )
+
+
+def _check_shapes(spec: ModelSpec, ours: dict[str, str], shards: Shards, source: Path) -> None:
+    wanted = spec.tensor_shapes()
+    wrong = [
+        f"{name} is {list(shards.tensors[name].shape)}, expected {list(wanted[own])}"
+        for name, own in ours.items()
+        if shards.tensors[name].shape != wanted[own]
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{source}: {len(wrong)} tensors have another shape than config.json says: {_some(wrong, '; ')}",
+            hint="find the config.json that belongs to these weights (vocab_size after added tokens, head_dim)",
+        )
+
+
+def _stored_dtype(ours: dict[str, str], shards: Shards, source: Path) -> str:
+    """The type of most of the weights."""
+    sizes: Counter[str] = Counter()
+    for name in ours:
+        info = shards.tensors[name]
+        if info.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{source}: {name} holds {info.dtype} numbers",
+                why="the weights are quantised or packed; xgr reads float32, bfloat16 and float16",
+                hint="convert the unquantised checkpoint, or dequantise it first",
+            )
+        sizes[_FLOATS[info.dtype]] += math.prod(info.shape) * _BYTES[info.dtype]
+    return sizes.most_common(1)[0][0]
+
+
+def _some(names: list[str], separator: str = ", ") -> str:
+    return separator.join(names[:_SHOWN]) + (f"{separator}..." if len(names) > _SHOWN else "")

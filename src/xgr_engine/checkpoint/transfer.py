@@ -1,0 +1,71 @@
+"""Tensors of a checkpoint into ``model.safetensors``: each checked, cast and written, one at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from xgr_engine.checkpoint.hf_source import Shards
+from xgr_engine.checkpoint.plan import Plan
+from xgr_engine.checkpoint.weights import StreamingWriter
+from xgr_engine.errors import CheckpointError
+from xgr_engine.progress import ProgressSink
+from xgr_engine.tokens.table import SidTokenTable
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def transfer_weights(
+    path: Path, plan: Plan, shards: Shards, table: SidTokenTable, progress: ProgressSink
+) -> tuple[dict[str, str], int]:
+    """Every tensor checked, cast and written; returns their checksums and the file's size."""
+    dtype = _DTYPES[plan.spec.dtype]
+    writer = StreamingWriter(path, plan.spec.tensor_shapes(), plan.spec.dtype)
+    progress.start(len(plan.ours), "tensors")
+    try:
+        for foreign, tensor in shards.stream():
+            if foreign not in plan.ours:
+                continue
+            own = plan.ours[foreign]
+            stored = _cast(foreign, tensor, dtype)
+            if own == "embed.weight":
+                _check_trained(stored, table)
+            writer.write(own, stored)
+            progress.advance(1)
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        progress.finish()
+    return dict(sorted(writer.checksums.items())), writer.size
+
+
+def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not torch.isfinite(tensor).all():
+        raise CheckpointError(
+            f"{name}: holds NaN or infinity",
+            why="a model with such weights computes NaN for everybody",
+            hint="use an earlier checkpoint of the training",
+        )
+    cast = tensor.to(dtype)
+    if cast.dtype != tensor.dtype and not torch.isfinite(cast).all():
+        raise CheckpointError(
+            f"{name}: holds {tensor.abs().max().item():g}, more than {str(dtype).removeprefix('torch.')} can hold",
+            hint="use --dtype bfloat16 or float32",
+        )
+    return cast
+
+
+def _check_trained(embedding: Tensor, table: SidTokenTable) -> None:
+    """Rows that are all equal were never trained: a resize fills new rows with the mean of the old ones."""
+    for level, ids in enumerate(table.token_ids):
+        rows = embedding[ids.astype("int64")]
+        if len(ids) > 1 and bool((rows == rows[0]).all()):
+            raise CheckpointError(
+                f"level {level + 1}: the embeddings of all {len(ids)} semantic-ID tokens are equal",
+                why="the tokens were added, and the model was never trained on them",
+                hint="convert the checkpoint after training",
+            )

@@ -1,0 +1,118 @@
+"""Write and check ``model.safetensors``: laid out from the spec, filled tensor by tensor, a checksum for each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from xgr_engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_BLOCK = 1 << 22
+
+
+class StreamingWriter:
+    """A safetensors file whose tensors arrive in any order. Holds no tensor: each goes to its place at once.
+
+    The package's own writer wants all tensors in memory, a whole model; this one needs one tensor.
+
+    Attributes:
+        checksums: name -> sha256 of the bytes written, for each tensor so far.
+    """
+
+    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for name, shape in shapes.items():
+            end = offset + math.prod(shape) * WIDTHS[dtype]
+            header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._places = {name: tuple(header[name]["data_offsets"]) for name in shapes}
+        self._start = 8 + len(text)
+        self.checksums: dict[str, str] = {}
+        self.size = self._start + offset
+        self._file: IO[bytes] = path.open("wb")
+        self._file.write(struct.pack("<Q", len(text)) + text)
+        self._file.truncate(self.size)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Put one tensor (already in the file's dtype and shape) in its place."""
+        import torch
+
+        begin, end = self._places[name]
+        data: memoryview[int] = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        if len(data) != end - begin or name in self.checksums:
+            raise AssertionError(f"{name}: {len(data)} bytes for {end - begin}, or written twice")
+        self.checksums[name] = hashlib.sha256(data).hexdigest()
+        self._file.seek(self._start + begin)
+        self._file.write(data)
+
+    def close(self) -> None:
+        """Flush to disk. The caller has made sure that every tensor was written."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+def verify_checksums(path: Path, checksums: Mapping[str, str]) -> list[str]:
+    """Names of the tensors of ``path`` whose bytes are not those that were written; empty if all are.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds other tensors altogether.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > path.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            if set(header) != set(checksums):
+                raise ValueError("its header lists other tensors")
+            wrong = []
+            for name, entry in header.items():
+                begin, end = entry["data_offsets"]
+                file.seek(8 + length + begin)
+                if _hash(file, end - begin) != checksums[name]:
+                    wrong.append(name)
+            return wrong
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
+        raise CheckpointError(
+            f"{path}: is damaged: cannot be read as the file that was written",
+            why=str(error),
+            hint="run `xgr convert --fresh` again",
+        ) from error
+
+
+def sha256_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _hash(file: IO[bytes], size: int) -> str:
+    digest = hashlib.sha256()
+    while size > 0:
+        block = file.read(min(size, _BLOCK))
+        if not block:
+            break  # cut short: the digest cannot match
+        digest.update(block)
+        size -= len(block)
+    return digest.hexdigest()
