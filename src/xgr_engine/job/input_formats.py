@@ -227,9 +227,7 @@ class JsonLinesFormat(_Format):
                 arrays = [pa.array([entry.get(field.name) for entry in objects], field.type) for field in schema]
             except (pa.ArrowException, OverflowError, TypeError) as error:
                 raise HistoryError(f"{path}: a copied column cannot be kept unchanged: {error}") from error
-            lists: dict[str, ListColumn] = {
-                name: [entry.get(name) for entry in objects] for name in columns.lists
-            }
+            lists: dict[str, ListColumn] = {name: [entry.get(name) for entry in objects] for name in columns.lists}
             yield Rows(pa.Table.from_arrays(arrays, schema=schema), lists, len(objects))
 
 

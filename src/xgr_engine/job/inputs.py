@@ -80,7 +80,8 @@ def find_files(paths: tuple[str, ...]) -> list[Path]:
         elif path.exists():
             here = [path]
         elif has_magic(text):
-            here = [Path(name) for name in sorted(glob(text, recursive=True)) if _is_data(Path(name))]
+            matches = sorted(glob(text, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
+            here = [Path(name) for name in matches if _is_data(Path(name))]
         else:
             raise HistoryError(f"no such file: {text}", hint="check --in")
         if not here:

@@ -100,7 +100,8 @@ class HistoryOptions:
             )
         if self.on_empty == "template":
             raise UsageError(
-                "--on-empty template has no template for ready prompts", hint="use --on-empty reject, or write the prompt"
+                "--on-empty template has no template for ready prompts",
+                hint="use --on-empty reject, or write the prompt",
             )
 
 

@@ -1,0 +1,217 @@
+"""Recommend items for every user: histories in, Parquet out.
+
+Reads users from Parquet, CSV or JSON Lines, searches the catalog's semantic IDs with the model, and writes one row a
+user in input order. The output directory is complete when it holds _SUCCESS; rows without recommendations are in
+_xgr/rejects.parquet with the reason, and _xgr/manifest.json says what ran.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from xgr_cli.options import LogEvery, option
+from xgr_cli.output import Output
+from xgr_cli.progress import make_progress
+
+if TYPE_CHECKING:
+    from xgr_engine.job.options import RecommendOptions
+    from xgr_engine.job.run import JobReport
+
+EXAMPLES = (
+    "xgr recommend --in users.parquet --model model --vocab vocab --out recs --beam 512 --top-k 50",
+    "xgr recommend --in 'users/*.parquet' --exclude-seen --item-cols title --out recs",
+    "xgr recommend --in users.csv --history-format sids --list-text python --dry-run",
+)
+
+_INPUT, _SEARCH, _OUTPUT, _MACHINE = "Input", "Search", "Output", "Machine"
+
+
+def recommend(
+    output: Output,
+    inputs: Annotated[
+        list[str],
+        option("--in", help="users: file, glob or directory (Parquet, CSV, JSON Lines); repeatable", panel=_INPUT),
+    ],
+    model: Annotated[Path, option("--model", help="model directory of xgr convert", panel=_INPUT)] = Path("model"),
+    vocab: Annotated[Path, option("--vocab", help="vocabulary of xgr build-vocab", panel=_INPUT)] = Path("vocab"),
+    out: Annotated[Path, option("--out", help="output directory", panel=_OUTPUT, env="XGR_RECS")] = Path("recs"),
+    user_col: Annotated[str, option("--user-col", help="column copied to the output", panel=_INPUT)] = "user_id",
+    history_col: Annotated[
+        str, option("--history-col", help="list column, oldest item first", panel=_INPUT)
+    ] = "history",
+    history_format: Annotated[
+        Literal["items", "sids", "tokens", "prompt"],
+        option("--history-format", help="what the history column holds", panel=_INPUT),
+    ] = "items",
+    list_text: Annotated[
+        Literal["json", "python"] | None,
+        option("--list-text", help="lists are stored as text of this kind; nothing is evaluated", panel=_INPUT),
+    ] = None,
+    max_history: Annotated[
+        int | None, option("--max-history", help="newest whole items in the prompt", panel=_INPUT, min=1)
+    ] = None,
+    on_unknown: Annotated[
+        Literal["drop", "reject", "fail"],
+        option("--on-unknown", help="an id that the catalog lacks: drop it, reject the row, fail", panel=_INPUT),
+    ] = "drop",
+    on_empty: Annotated[
+        Literal["template", "reject"],
+        option("--on-empty", help="no known item: prompt without items, or reject the row", panel=_INPUT),
+    ] = "reject",
+    limit: Annotated[int | None, option("--limit", help="only the first rows", panel=_INPUT, min=1)] = None,
+    beam: Annotated[int, option("--beam", help="prefixes kept a level (W)", panel=_SEARCH, min=1)] = 512,
+    top_k: Annotated[int, option("--top-k", help="items a user (K <= W)", panel=_SEARCH, min=1)] = 50,
+    exclude_seen: Annotated[
+        bool,
+        option("--exclude-seen/--no-exclude-seen", help="never return an item of the history", panel=_SEARCH),
+    ] = False,
+    exclude_col: Annotated[
+        str | None,
+        option("--exclude-col", help="list column of item ids that the user must not get", panel=_SEARCH),
+    ] = None,
+    score_over: Annotated[
+        Literal["vocab", "level", "allowed"],
+        option("--score-over", help="what a level's softmax runs over", panel=_SEARCH),
+    ] = "vocab",
+    collisions: Annotated[
+        Literal["all", "first"],
+        option("--collisions", help="items of a shared SID: all, or the first this user may get", panel=_SEARCH),
+    ] = "all",
+    layout: Annotated[
+        Literal["nested", "long"],
+        option("--layout", help="one row a user, or one row a recommendation", panel=_OUTPUT),
+    ] = "nested",
+    keep: Annotated[
+        str | None, option("--keep", help="input columns copied to the output: a,b or all", panel=_OUTPUT)
+    ] = None,
+    item_cols: Annotated[
+        str | None, option("--item-cols", help="catalog columns beside each item: a,b", panel=_OUTPUT)
+    ] = None,
+    shard_rows: Annotated[int, option("--shard-rows", help="users a part file", panel=_OUTPUT, min=1)] = 16_384,
+    fresh: Annotated[
+        bool, option("--fresh", help="replace what xgr wrote to --out before; never other files", panel=_OUTPUT)
+    ] = False,
+    max_rejects: Annotated[
+        str, option("--max-rejects", help="rejected rows that are accepted: 100 or 1%; more exit 3", panel=_OUTPUT)
+    ] = "1%",
+    on_error: Annotated[
+        Literal["reject", "fail"],
+        option("--on-error", help="a batch that raises: reject its rows, or fail", panel=_OUTPUT),
+    ] = "reject",
+    dry_run: Annotated[
+        bool, option("--dry-run", help="check everything, plan shards and memory, write nothing", panel=_OUTPUT)
+    ] = False,
+    device: Annotated[str, option("--device", help="auto, cpu, cuda or cuda:N", panel=_MACHINE)] = "auto",
+    threads: Annotated[int | None, option("--threads", help="CPU threads", panel=_MACHINE, min=1)] = None,
+    max_memory: Annotated[
+        str | None,
+        option("--max-memory", help="memory for a batch, weights not counted: 2GB", panel=_MACHINE),
+    ] = None,
+    log_every: LogEvery = 60.0,
+) -> int | None:
+    """See the module."""
+    from xgr_engine.job.options import HistoryOptions, RecommendOptions, parse_memory
+    from xgr_engine.job.run import Caller, plan_job, run_job
+    from xgr_engine.options import SearchOptions
+
+    options = RecommendOptions(
+        histories=HistoryOptions(
+            paths=tuple(inputs),
+            user_col=user_col,
+            history_col=history_col,
+            history_format=history_format,
+            list_text=list_text,
+            max_history=max_history,
+            on_unknown=on_unknown,
+            on_empty=on_empty,
+            exclude_seen=exclude_seen,
+            exclude_col=exclude_col,
+            keep=("*",) if keep == "all" else _names(keep),
+            limit=limit,
+        ),
+        search=SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions),
+        model=str(model),
+        vocab=str(vocab),
+        out=str(out),
+        item_cols=_names(item_cols),
+        layout=layout,
+        shard_rows=shard_rows,
+        device=device,
+        threads=threads,
+        max_memory=parse_memory(max_memory) if max_memory else None,
+        max_rejects=max_rejects,
+        on_error=on_error,
+        fresh=fresh,
+    )
+    caller = Caller(
+        argv=sys.argv[1:],
+        origins=_origins(output, options),
+        progress=make_progress(output, log_every),
+        note=output.note,
+    )
+    if dry_run:
+        report = plan_job(options, caller)
+        output.result(report.record, lambda out: _show_plan(out, report))
+        return None
+    report = run_job(options, caller)
+    output.result(report.record, lambda out: _show_run(out, report))
+    if report.failure is not None:
+        raise report.failure
+    return None
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _origins(output: Output, options: RecommendOptions) -> dict[str, str]:
+    """Origin of each engine option, by its dotted name: the last part is the command line's name."""
+    from xgr_engine.job.options import flatten
+
+    settings = {setting.key.replace("-", "_"): setting.origin for setting in output.settings}
+    settings["paths"] = settings.get("in", "default")
+    return {name: settings.get(name.rsplit(".", 1)[-1], "default") for name, _ in flatten(options)}
+
+
+def _show_plan(out: Output, report: JobReport) -> None:
+    record = report.record
+    plan = record["memory_plan"]
+    out.fields(
+        {
+            "output": f"{record['output']['path']} ({record['output']['state']})",
+            "files": len(record["inputs"]),
+            "users": record["rows"],
+            "shards": record["shards"],
+            "catalog items": record["items"],
+            "device": record["device"],
+            "weights": f"{record['weight_bytes'] / 1e6:,.1f} MB",
+            "memory for a batch": f"{plan['budget_bytes'] / 1e6:,.0f} MB ({plan['budget_from']})",
+            "largest batch": f"{plan['limits']['users']} users, {plan['limits']['tokens']} prompt tokens, "
+            f"{plan['largest_batch_bytes'] / 1e6:,.0f} MB",
+        },
+        title="Nothing was written (--dry-run)",
+    )
+
+
+def _show_run(out: Output, report: JobReport) -> None:
+    record = report.record
+    if record["state"] == "nothing-to-do":
+        out.print(f"{record['out']}: complete already, nothing to do")
+        return
+    counts, engine = record["counts"], record["engine"]
+    seconds = record["durations"].get("compute", 0.0)
+    shown: dict[str, object] = {
+        "state": record["state"],
+        "users": record["rows"],
+        "rejected": counts["rejects"],
+        "unknown ids": counts.get("unknown_items", 0),
+        "seen items": "excluded" if record["options"]["histories.exclude_seen"]["value"] else "allowed",
+        "device": f"{engine['device']} ({engine['device_name']}), {engine['dtype']}, {engine['implementation']}",
+        "seconds": f"{record['durations']['total']:,.1f} in all, {seconds:,.1f} computing",
+    }
+    out.fields(shown)
+    for reason, count in counts["rejects_by_reason"].items():
+        out.print(f"  rejected, {reason}: {count}")
+    out.print(f"audit: {record['audit']['line']}")

@@ -1,0 +1,278 @@
+"""What the written files really hold, counted by reading them back. No number in here comes from the engine.
+
+Each part file is read again and compared with the catalog (is this an item, and is this its SID?) and with the
+histories (has this user had it?). A file somebody damaged after it was written is counted like a fault of xgr's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from xgr_engine.catalog.vocabulary import Vocabulary
+from xgr_engine.errors import XgrError
+from xgr_engine.job.histories import HistoryResolver, Ragged
+from xgr_engine.job.input_formats import Rows
+from xgr_engine.job.options import RecommendOptions
+from xgr_engine.job.shards import Shard
+
+
+class AuditError(XgrError):
+    """The written files break a promise: exit code 1, no ``_SUCCESS``."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Counts over written rows.
+
+    Attributes:
+        users: users with a list, an empty one included; rejected: users without.
+        items: recommendations.
+        invalid: no item of the catalog, another SID than the item's, or a score that is no log-probability.
+        duplicate: an item twice for one user (with ``--collisions first`` also two items of one SID).
+        seen: items of the user's history; None when seen items are allowed.
+        excluded: items of the user's exclusion column; None without one.
+        short: users with fewer than K items.
+        misordered: neighbours in the wrong order (score descending, ties by SID, items of a SID by their rank).
+        misplaced: rows that stand in the wrong place, belong to another user, or are marked wrongly.
+    """
+
+    users: int = 0
+    rejected: int = 0
+    items: int = 0
+    invalid: int = 0
+    duplicate: int = 0
+    seen: int | None = None
+    excluded: int | None = None
+    short: int = 0
+    misordered: int = 0
+    misplaced: int = 0
+
+    @property
+    def faults(self) -> int:
+        """What must be 0 before ``_SUCCESS`` is written."""
+        faults = (self.invalid, self.duplicate, self.seen, self.excluded, self.misordered, self.misplaced)
+        return sum(count or 0 for count in faults)
+
+    def line(self) -> str:
+        """``users=3, items=30, invalid=0, duplicate=0, seen=off, short=0``; more only where there is more to say."""
+        seen = "off" if self.seen is None else str(self.seen)
+        text = (
+            f"users={self.users}, items={self.items}, invalid={self.invalid}, duplicate={self.duplicate}, "
+            f"seen={seen}, short={self.short}"
+        )
+        more = {"excluded": self.excluded, "misordered": self.misordered, "misplaced": self.misplaced}
+        return text + "".join(f", {name}={count}" for name, count in more.items() if count)
+
+    def to_json(self) -> dict[str, Any]:
+        record = asdict(self)
+        record["seen"] = "off" if self.seen is None else self.seen
+        return record
+
+    def __add__(self, other: Audit) -> Audit:
+        mine, theirs = asdict(self), asdict(other)
+        summed = {
+            name: None if mine[name] is None and theirs[name] is None else (mine[name] or 0) + (theirs[name] or 0)
+            for name in mine
+        }
+        return Audit(**summed)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Recommendations of one part file, flat, in file order; ``owner`` is the row of the shard."""
+
+    owner: NDArray[np.int64]
+    item_ids: pa.Array
+    scores: NDArray[np.float32]
+    sids: pa.Array
+    with_list: NDArray[np.bool_]
+    counts: NDArray[np.int64]
+    short: int
+    misplaced: int
+
+
+class Auditor:
+    """Counts part files.
+
+    Args:
+        vocabulary: the catalog the output must agree with.
+        resolver: reads the histories as the run did.
+        options: K, the rules in force and the layout.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, resolver: HistoryResolver, options: RecommendOptions) -> None:
+        self._vocabulary = vocabulary
+        self._resolver = resolver
+        self._options = options
+        self._leaf_of_row = vocabulary.leaf_of_row
+        self._sids = vocabulary.sids()[0]
+
+    def part(self, path: Path, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> Audit:
+        """Counts one part file.
+
+        Args:
+            path: the file; shard: what it should hold.
+            rows: the shard's input rows, read again.
+            rejected: rows of the shard, from 0, that the rejects file names.
+
+        Raises:
+            AuditError: the file cannot be read, or has not the columns of the layout.
+        """
+        written = self._read(path, shard, rows, rejected)
+        item_rows = self._vocabulary.rows_of(written.item_ids)
+        valid = item_rows >= 0
+        valid[valid] &= self._sid_agrees(written.sids.filter(pa.array(valid)), item_rows[valid])
+        valid &= np.isfinite(written.scores) & (written.scores <= 0)
+        misplaced = written.misplaced + int((written.counts > self._options.search.top_k).sum())
+        seen, excluded = self._forbidden(rows, written.owner, item_rows)
+        return Audit(
+            users=int(written.with_list.sum()),
+            rejected=int((~written.with_list).sum()),
+            items=len(item_rows),
+            invalid=int((~valid).sum()),
+            duplicate=self._duplicates(written.owner, item_rows),
+            seen=seen,
+            excluded=excluded,
+            short=written.short,
+            misordered=_misordered(written.owner, written.scores, item_rows),
+            misplaced=misplaced,
+        )
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, path: Path, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
+        try:
+            with pq.ParquetFile(path) as file:
+                table = file.read()
+            read = self._read_long if self._options.layout == "long" else self._read_nested
+            return read(table, shard, rows, rejected)
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise AuditError(
+                f"{path}: cannot be read back: {error}",
+                hint="check the disk, then run again with --fresh",
+            ) from error
+
+    def _read_nested(self, table: pa.Table, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
+        wrong_rows = abs(table.num_rows - shard.rows)
+        length = min(table.num_rows, shard.rows)
+        table = table.slice(0, length)
+        items = table.column("items").combine_chunks()
+        with_list = items.is_valid().to_numpy(zero_copy_only=False)
+        counts = pc.fill_null(pc.list_value_length(items), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        flat = items.flatten()
+        short = table.column("short").to_numpy()
+        should_have = np.ones(shard.rows, np.bool_)
+        should_have[rejected] = False
+        marked_wrongly = with_list != should_have[:length]
+        expected_short = counts < self._options.search.top_k
+        marked_wrongly |= with_list & np.array(
+            [flag is None or bool(flag) != want for flag, want in zip(short, expected_short, strict=True)], np.bool_
+        )
+        marked_wrongly |= self._other_user(table, rows.table.slice(0, length))
+        return _Written(
+            owner=np.repeat(np.arange(length), counts),
+            item_ids=flat.field("item_id"),
+            scores=flat.field("score").to_numpy(zero_copy_only=False),
+            sids=flat.field("sid"),
+            with_list=with_list,
+            counts=counts,
+            short=int((with_list & expected_short).sum()),
+            misplaced=int(marked_wrongly.sum()) + wrong_rows,
+        )
+
+    def _read_long(self, table: pa.Table, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
+        owner = table.column("row").to_numpy() - shard.first_row
+        inside = (owner >= 0) & (owner < shard.rows)
+        outside = int((~inside).sum())
+        table, owner = table.filter(pa.array(inside)), owner[inside]
+        counts = np.bincount(owner, minlength=shard.rows)
+        with_list = np.ones(shard.rows, np.bool_)
+        with_list[rejected] = False
+        rank = table.column("rank").to_numpy()
+        starts = np.flatnonzero(np.diff(owner, prepend=-1) != 0)
+        expected_rank = np.arange(len(owner)) - np.repeat(starts, np.diff([*starts, len(owner)])) + 1
+        expected_short = counts < self._options.search.top_k
+        misplaced = (rank != expected_rank) | ~with_list[owner]
+        misplaced |= table.column("short").to_numpy() != expected_short[owner]
+        misplaced |= np.diff(owner, prepend=0) < 0
+        misplaced |= self._other_user(table, rows.table.take(pa.array(owner)))
+        return _Written(
+            owner=owner,
+            item_ids=table.column("item_id").combine_chunks(),
+            scores=table.column("score").to_numpy(),
+            sids=table.column("sid").combine_chunks(),
+            with_list=with_list,
+            counts=counts,
+            short=int((with_list & expected_short).sum()),
+            misplaced=int(misplaced.sum()) + outside,
+        )
+
+    def _other_user(self, written: pa.Table, given: pa.Table) -> NDArray[np.bool_]:
+        name = self._options.histories.user_col
+        mine, theirs = written.column(name), given.column(name)
+        if mine.equals(theirs):
+            return np.zeros(len(mine), np.bool_)
+        # NaN differs from itself, and text may have been widened: compare value by value
+        pairs = zip(mine.to_pylist(), theirs.to_pylist(), strict=True)
+        return np.array([a != b and not (a != a and b != b) for a, b in pairs], np.bool_)
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
+
+    def _sid_agrees(self, sids: pa.Array, item_rows: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Whether each written SID is the catalog's for that item."""
+        expected = self._sids[self._leaf_of_row[item_rows]]
+        lengths = pc.fill_null(pc.list_value_length(sids), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = pc.fill_null(sids.flatten(), -2).to_numpy(zero_copy_only=False)
+        width = max(int(lengths.max(initial=0)), expected.shape[1])
+        written = np.full((len(sids), width), -1, np.int64)
+        written[np.arange(width) < lengths[:, None]] = codes
+        padded = np.pad(expected, ((0, 0), (0, width - expected.shape[1])), constant_values=-1)
+        agrees: NDArray[np.bool_] = (written == padded).all(axis=1)
+        return agrees
+
+    def _duplicates(self, owner: NDArray[np.int64], item_rows: NDArray[np.int32]) -> int:
+        known = item_rows >= 0
+        owner, item_rows = owner[known], item_rows[known]
+        what = self._leaf_of_row[item_rows] if self._options.search.collisions == "first" else item_rows
+        keys = _keys(owner, what, self._vocabulary.num_items)
+        return len(keys) - len(np.unique(keys))
+
+    def _forbidden(
+        self, rows: Rows, owner: NDArray[np.int64], item_rows: NDArray[np.int32]
+    ) -> tuple[int | None, int | None]:
+        """Recommended items of the history and of the exclusion column, where these rules are in force."""
+        options = self._options.histories
+        keys = _keys(owner, item_rows, self._vocabulary.num_items)[item_rows >= 0]
+        excluded = None
+        if options.exclude_col is not None:
+            excluded = self._count_in(keys, self._resolver.denied(rows)[0])
+        if not options.exclude_seen:
+            return None, excluded
+        if options.history_format == "prompt":
+            return excluded, excluded  # the exclusion column is the only word on what was seen
+        return self._count_in(keys, self._resolver.seen(self._resolver.resolve(rows))), excluded
+
+    def _count_in(self, keys: NDArray[np.int64], items: Ragged) -> int:
+        return int(np.isin(keys, _keys(items.owners, items.values, self._vocabulary.num_items)).sum())
+
+
+def _keys(owner: NDArray[np.int64], items: NDArray[np.int32], num_items: int) -> NDArray[np.int64]:
+    """One number for each (user, item)."""
+    keys: NDArray[np.int64] = owner.astype(np.int64) * (num_items + 1) + items
+    return keys
+
+
+def _misordered(owner: NDArray[np.int64], scores: NDArray[np.float32], item_rows: NDArray[np.int32]) -> int:
+    same_user = owner[1:] == owner[:-1]
+    rising = scores[1:] > scores[:-1]
+    # items.parquet is in SID order, and within a SID best first: its row number settles a tie
+    tie_wrong = (scores[1:] == scores[:-1]) & (item_rows[1:] <= item_rows[:-1])
+    return int((same_user & (rising | tie_wrong)).sum())

@@ -1,0 +1,164 @@
+"""From a model directory to something that computes batches: device, weights, memory plan. torch only when called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from xgr_engine.catalog.vocabulary import Vocabulary
+from xgr_engine.checkpoint.model_dir import ModelDir
+from xgr_engine.errors import BackendUnavailableError, UsageError
+from xgr_engine.options import SearchOptions
+from xgr_engine.system import memory
+from xgr_engine.xschedule.memory import CostModel, cost_model, default_budget, plan_limits
+from xgr_engine.xschedule.pipeline import Engine
+from xgr_engine.xschedule.scheduler import BatchLimits
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Device:
+    """``name`` as torch spells it; ``label`` for people; free bytes of a GPU."""
+
+    name: str
+    label: str
+    gpu_free: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes for a batch, where that number comes from, and the limits that follow."""
+
+    budget: int
+    source: str
+    cost: CostModel
+    limits: BatchLimits
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "budget_bytes": self.budget,
+            "budget_from": self.source,
+            "weights_counted": False,
+            "largest_batch_bytes": self.cost.of_batch(self.limits.tokens, self.limits.users),
+            "cost_model": asdict(self.cost),
+            "limits": {**asdict(self.limits), "users": self.limits.users},
+        }
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """What computes, and what the manifest says of it."""
+
+    engine: Engine
+    limits: BatchLimits
+    description: dict[str, Any]
+
+
+def resolve_device(wanted: str, note: Note = lambda text: None) -> Device:
+    """``auto`` takes the first GPU, or says that there is none; a device asked for by name must be there.
+
+    Raises:
+        UsageError: no such kind of device.
+        BackendUnavailableError: the named GPU cannot be used.
+    """
+    import torch
+
+    if wanted == "cpu":
+        return Device("cpu", _cpu_label())
+    if wanted == "auto":
+        if not torch.cuda.is_available():
+            note("no CUDA device: computing on the CPU")
+            return Device("cpu", _cpu_label())
+        wanted = "cuda"
+    kind, _, number = wanted.partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise UsageError(f"--device {wanted}: must be auto, cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        raise BackendUnavailableError(
+            f"--device {wanted}: torch finds no CUDA device",
+            why="torch was installed without CUDA" if torch.version.cuda is None else "driver or device missing",
+            hint="run `xgr doctor`, or use --device cpu",
+        )
+    index = int(number or 0)
+    if index >= torch.cuda.device_count():
+        raise BackendUnavailableError(
+            f"--device {wanted}: this machine has {torch.cuda.device_count()} CUDA device(s), counted from 0"
+        )
+    free, _ = torch.cuda.mem_get_info(index)
+    return Device(f"cuda:{index}", torch.cuda.get_device_name(index), int(free))
+
+
+def _cpu_label() -> str:
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+def weight_bytes(model: ModelDir, device: Device) -> int:
+    """Bytes of the weights on the device, from the size of the file and the compute dtype."""
+    stored = model.weights_path.stat().st_size
+    return int(stored * _itemsize(model, device) / _SIZES.get(model.spec.dtype, 2))
+
+
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _itemsize(model: ModelDir, device: Device) -> int:
+    return 4 if device.name == "cpu" else _SIZES.get(model.spec.dtype, 2)
+
+
+def plan_memory(
+    model: ModelDir,
+    vocabulary: Vocabulary,
+    search: SearchOptions,
+    device: Device,
+    max_memory: int | None,
+    longest_prompt: int,
+) -> MemoryPlan:
+    """Batch limits from ``--max-memory``, or from the device.
+
+    Raises:
+        UsageError: one user does not fit.
+    """
+    suffix = len(model.contract.suffix_ids)
+    cost = cost_model(model.spec, vocabulary.trie, search, suffix, _itemsize(model, device))
+    if max_memory is not None:
+        budget, source = max_memory, "--max-memory"
+    elif device.gpu_free is not None:
+        budget, source = default_budget(device.gpu_free - weight_bytes(model, device), None), "free GPU memory"
+    else:
+        budget, source = default_budget(None, memory().available), "a fixed share of main memory"
+    return MemoryPlan(budget, source, cost, plan_limits(cost, budget, longest_prompt, device.gpu_free is not None))
+
+
+def load_engine(
+    model: ModelDir,
+    vocabulary: Vocabulary,
+    search: SearchOptions,
+    device: Device,
+    plan: MemoryPlan,
+    threads: int | None = None,
+) -> LoadedEngine:
+    """Loads the weights and binds the catalog."""
+    import torch
+
+    from xgr_engine.models.loading import load_model
+    from xgr_engine.recommender import Recommender
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    decoder, head = load_model(model.spec, model.weights_path, device.name)
+    engine = Recommender(decoder, head, vocabulary.trie, model.table, search, score_suffix=model.contract.suffix_ids)
+    description = {
+        "device": device.name,
+        "device_name": device.label,
+        "dtype": str(head.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "implementation": getattr(engine, "implementation", "reference"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if device.gpu_free is not None else None,
+        "memory_plan": plan.to_json(),
+    }
+    return LoadedEngine(engine, plan.limits, description)

@@ -1,0 +1,111 @@
+"""Fingerprint of a run, and ``_xgr/manifest.json``: what was asked, what ran, what came out.
+
+Two runs with the same fingerprint write the same rows. It covers every option but those named in
+``options.NOT_IN_FINGERPRINT``, and the contents of input files, model and vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from xgr_engine.errors import InputError
+from xgr_engine.job.commit import commit_text
+from xgr_engine.job.inputs import Inputs
+from xgr_engine.job.options import RecommendOptions, fingerprinted
+
+SCHEMA_VERSION = 1
+KIND = "recommendations"
+_LIBRARIES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "safetensors")
+
+
+def fingerprint_fields(options: RecommendOptions, inputs: Inputs, model: str, vocab: str) -> dict[str, Any]:
+    """All that decides what is written, by name.
+
+    Args:
+        model: fingerprint of the model directory; vocab: content hash of the vocabulary.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **{f"option {name}": value for name, value in fingerprinted(options).items()},
+        # the name, not the whole path: a file that was moved is still the same input
+        "inputs": [[file.path.name, file.sha256] for file in inputs.files],
+        "model": model,
+        "vocab": vocab,
+    }
+
+
+def fingerprint(fields: Mapping[str, Any]) -> str:
+    """SHA-256 over :func:`fingerprint_fields`."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """``option search.beam was 512, is 256`` for each field that differs."""
+    lines = []
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            if name == "inputs":
+                lines.append(_input_difference(old.get(name) or [], new.get(name) or []))
+            else:
+                lines.append(f"{name} was {_short(old.get(name))}, is {_short(new.get(name))}")
+    return lines
+
+
+def _input_difference(old: list[Any], new: list[Any]) -> str:
+    if [entry[0] for entry in old] != [entry[0] for entry in new]:
+        return "inputs: other files"
+    changed = [entry[0] for entry, other in zip(old, new, strict=True) if entry != other]
+    return f"inputs: contents of {', '.join(changed[:3])}{' and more' if len(changed) > 3 else ''} changed"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}..."
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what ran, without importing any of it."""
+    versions = {}
+    for name in ("xgr", *_LIBRARIES):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.node(),
+        "versions": versions,
+    }
+
+
+def write_manifest(path: Path, record: Mapping[str, Any]) -> None:
+    """Replaces the manifest as a whole."""
+    commit_text(path, json.dumps(record, indent=2, default=str) + "\n")
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest, or None where there is none of xgr's.
+
+    Raises:
+        InputError: one of a later xgr.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        return None
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: schema version {record.get('schema_version')}, this xgr reads {SCHEMA_VERSION}",
+            hint="use the xgr that wrote it, or another --out",
+        )
+    return record

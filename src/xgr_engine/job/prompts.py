@@ -1,0 +1,217 @@
+"""A shard's rows -> prompts and exclusion sets for the search, and the rows that are set aside, each with its reason.
+
+Reason codes are stable: scripts may look for them in ``_xgr/rejects.parquet``.
+
+=====================  ================================================================================================
+``empty-history``      no known item in the history (``--on-empty reject``), or no ready prompt
+``unknown-item``       an id outside the catalog (``--on-unknown reject``)
+``null-in-list``       a null or NaN inside a list
+``not-integral``       a number that is no whole number inside a list
+``bad-list-text``      ``--list-text`` could not parse the cell
+``bad-token``          a token id outside the model's vocabulary, or a text where token ids are expected
+``bad-prompt``         a ready prompt that the model's tokenizer cannot turn into tokens
+``prompt-too-long``    a ready prompt longer than the model's context
+``too-much-memory``    one user alone needs more than ``--max-memory``
+``engine-error``       the computation of the row's batch raised an error (``--on-error reject``)
+=====================  ================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xgr_engine.errors import HistoryError
+from xgr_engine.job.histories import HistoryResolver, Ragged, Resolved, no_items
+from xgr_engine.job.input_formats import Rows
+from xgr_engine.job.lists import read_prompts
+from xgr_engine.job.options import HistoryOptions
+
+IntArray = NDArray[np.int32]
+
+
+class Rendered(Protocol):
+    """A prompt: its tokens, and how many of the oldest items were left out to fit the context."""
+
+    @property
+    def token_ids(self) -> IntArray: ...
+    @property
+    def dropped(self) -> int: ...
+
+
+class Renderer(Protocol):
+    """What is needed of ``tokens.prompt.PromptRenderer``. Lengths of ready prompts are judged here, not by it."""
+
+    def render(self, histories: list[list[tuple[int, ...]]]) -> list[Rendered]: ...
+    def encode_ready(self, prompt: str | list[int]) -> IntArray: ...
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A row that gets no recommendations. ``row`` counts from 0 within the shard."""
+
+    row: int
+    reason: str
+    detail: str
+
+
+@dataclass
+class Prepared:
+    """A shard, ready for the search.
+
+    Attributes:
+        length: rows of the shard.
+        live: the rows that have a prompt, ascending.
+        prompts: token ids of each live row; excluded: item rows that it must not get, ascending, without repeats.
+    """
+
+    length: int
+    live: list[int] = field(default_factory=list)
+    prompts: list[IntArray] = field(default_factory=list)
+    excluded: list[IntArray] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class PromptMaker:
+    """Turns rows into prompts.
+
+    Args:
+        resolver: looks the histories up.
+        renderer: writes and tokenises the prompt.
+        options: policies for unknown ids and empty histories.
+        vocab_size: rows of the model's embedding: a ready token id must lie below it.
+        max_context: tokens that the model can read, those it will generate already taken off.
+    """
+
+    def __init__(
+        self,
+        resolver: HistoryResolver,
+        renderer: Renderer,
+        options: HistoryOptions,
+        vocab_size: int,
+        max_context: int,
+    ) -> None:
+        self._resolver = resolver
+        self._renderer = renderer
+        self._options = options
+        self._vocab_size = vocab_size
+        self._max_context = max_context
+
+    def prepare(self, rows: Rows, place: str = "") -> Prepared:
+        """Prompts and exclusions of consecutive rows.
+
+        Args:
+            place: file and first row, for the message of ``--on-unknown fail``.
+
+        Raises:
+            HistoryError: a column of the wrong type, or an unknown id with ``--on-unknown fail``.
+        """
+        denied, faults, unknown = self._resolver.denied(rows)
+        prepared = Prepared(rows.length, counts=Counter(rows=rows.length, unknown_exclusions=unknown))
+        prepared.rejects += [Reject(row, *fault) for row, fault in faults.items()]
+        if self._options.history_format == "prompt":
+            self._ready_prompts(rows, denied, prepared)
+        else:
+            self._histories(rows, denied, prepared, place)
+        prepared.rejects = _first_of_each_row(prepared.rejects)
+        rejected = {reject.row for reject in prepared.rejects}
+        kept = [place for place, row in enumerate(prepared.live) if row not in rejected]
+        prepared.live = [prepared.live[place] for place in kept]
+        prepared.prompts = [prepared.prompts[place] for place in kept]
+        prepared.excluded = [prepared.excluded[place] for place in kept]
+        prepared.counts["prompt_tokens"] = sum(len(prompt) for prompt in prepared.prompts)
+        return prepared
+
+    def _histories(self, rows: Rows, denied: Ragged, prepared: Prepared, place: str) -> None:
+        resolved = self._resolver.resolve(rows)
+        prepared.rejects += [Reject(row, *fault) for row, fault in resolved.faults.items()]
+        seen = self._resolver.seen(resolved) if self._options.exclude_seen else no_items(rows.length)
+        self._apply_unknown_policy(resolved, prepared, place)
+        rejected = {reject.row for reject in prepared.rejects}
+        histories: list[list[tuple[int, ...]]] = []
+        for row in range(rows.length):
+            if row in rejected:
+                continue
+            sids = resolved.newest_sids(row, self._options.max_history)
+            if not sids and not self._keep_empty(resolved, row, prepared):
+                continue
+            known = int(resolved.known[resolved.offsets[row] : resolved.offsets[row + 1]].sum())
+            prepared.counts["cut_items"] += known - len(sids)
+            prepared.live.append(row)
+            histories.append(sids)
+        for row, rendered in zip(prepared.live, self._renderer.render(histories), strict=True):
+            prepared.counts["dropped_items"] += rendered.dropped
+            self._add_prompt(row, rendered.token_ids, [seen[row], denied[row]], prepared)
+
+    def _apply_unknown_policy(self, resolved: Resolved, prepared: Prepared, place: str) -> None:
+        unknown = np.flatnonzero(~resolved.known)
+        prepared.counts["unknown_items"] += len(unknown)
+        if self._options.on_unknown == "drop" or not len(unknown):
+            return
+        owner = np.searchsorted(resolved.offsets, unknown, side="right") - 1
+        for row, at in dict(zip(owner[::-1].tolist(), unknown[::-1].tolist(), strict=True)).items():
+            name = str(resolved.names[at].as_py())
+            if self._options.on_unknown == "fail":
+                row, name = int(owner[0]), str(resolved.names[int(unknown[0])].as_py())
+                raise HistoryError(
+                    f"{place}{' + ' if place else 'row '}{row}: {name!r} is not in the catalog",
+                    why="--on-unknown fail",
+                    hint="build the vocabulary from the catalog of these histories, or use --on-unknown drop or reject",
+                )
+            prepared.rejects.append(Reject(row, "unknown-item", f"{name} is not in the catalog"))
+
+    def _keep_empty(self, resolved: Resolved, row: int, prepared: Prepared) -> bool:
+        prepared.counts["empty_histories"] += 1
+        if self._options.on_empty == "template":
+            return True
+        given = int(resolved.offsets[row + 1] - resolved.offsets[row])
+        detail = f"none of its {given} ids is in the catalog" if given else "no history"
+        prepared.rejects.append(Reject(row, "empty-history", detail))
+        return False
+
+    def _ready_prompts(self, rows: Rows, denied: Ragged, prepared: Prepared) -> None:
+        name = self._options.history_col
+        ready = read_prompts(rows.lists[name], name, self._options.list_text)
+        prepared.rejects += [Reject(row, *fault) for row, fault in ready.faults.items()]
+        for row, prompt in enumerate(ready.prompts):
+            if row in ready.faults:
+                continue
+            if prompt is None:
+                prepared.counts["empty_histories"] += 1
+                prepared.rejects.append(Reject(row, "empty-history", "no prompt"))
+                continue
+            if not isinstance(prompt, str):
+                outside = prompt[(prompt < 0) | (prompt >= self._vocab_size)]
+                if len(outside):
+                    detail = f"token id {outside[0]} is outside the model's 0..{self._vocab_size - 1}"
+                    prepared.rejects.append(Reject(row, "bad-token", detail))
+                    continue
+            try:
+                tokens = self._renderer.encode_ready(prompt if isinstance(prompt, str) else prompt.tolist())
+            except HistoryError as error:
+                prepared.rejects.append(Reject(row, "bad-prompt", error.what))
+                continue
+            prepared.live.append(row)
+            self._add_prompt(row, tokens, [denied[row]], prepared)
+
+    def _add_prompt(self, row: int, tokens: IntArray, excluded: list[IntArray], prepared: Prepared) -> None:
+        if len(tokens) == 0:
+            prepared.rejects.append(Reject(row, "empty-history", "the prompt has no token"))
+        elif len(tokens) > self._max_context:
+            detail = f"{len(tokens)} tokens, and the model reads {self._max_context}"
+            prepared.rejects.append(Reject(row, "prompt-too-long", detail))
+        prepared.prompts.append(np.asarray(tokens, np.int32))
+        prepared.excluded.append(np.unique(np.concatenate(excluded)))
+
+
+def _first_of_each_row(rejects: list[Reject]) -> list[Reject]:
+    """One reason a row, rows ascending: the first that was found."""
+    first: dict[int, Reject] = {}
+    for reject in rejects:
+        first.setdefault(reject.row, reject)
+    return [first[row] for row in sorted(first)]

@@ -1,0 +1,130 @@
+"""How large a batch may be: a linear cost model, and limits planned from it before the run.
+
+``bytes(batch) = per_token * prompt tokens + per_row * beam rows + per_user * users``
+
+Derived from the model's sizes (H hidden, I intermediate, n layers, Hq / Hkv heads of D, V vocabulary, b bytes a value),
+S slots of generated tokens a user and R beam rows a user at the widest level:
+
+* prompt KV, kept for the whole batch:     ``per_token += 2 n Hkv D b``
+* prefill of one layer (residual twice, normed input, q k v, attention output, gate up, activation):
+  ``per_token += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
+* generated KV:                            ``per_user  += 2 n Hkv D b S``
+* a decode step of one layer:              ``per_row   += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
+* logits and their log-softmax in float32: ``per_row   += 2 * 4 C`` with C the columns the score mode looks at
+  (V for ``--score-over vocab``, else the widest level's codes)
+* attention scores against the prompt in float32, where no fused kernel runs: ``4 Hq`` a row and prompt token, which is
+  bounded with the longest prompt of the batch: ``per_row += 4 Hq * longest``
+* candidates: ``per_row += 32 * widest fan-out``
+
+The width is never lowered to fit: if one user does not fit, that is said before the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xgr_engine.catalog.trie import ItemTrie
+from xgr_engine.errors import UsageError
+from xgr_engine.models.spec import ModelSpec
+from xgr_engine.options import SearchOptions
+from xgr_engine.xschedule.scheduler import BatchLimits
+
+# Share of the budget that the plan uses; the rest is for the allocator's fragments and what the model leaves out.
+_SAFETY = 0.8
+# Larger batches bring nothing: on a CPU the working set leaves the cache, on a GPU the matmuls are saturated.
+# Fixed caps also keep the plan, and with it every bit of the output, independent of what else runs on the machine.
+_CPU_CAP = (4096, 2048)
+_GPU_CAP = (131_072, 65_536)
+# On a CPU a fixed default budget, not what happens to be free, for the same reason.
+_CPU_BUDGET = 2 << 30
+_TYPICAL_PROMPT = 1024
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Bytes of a batch as a linear function; see the module."""
+
+    per_token: int
+    per_row: int
+    per_user: int
+    rows_per_user: int
+
+    def of_user(self, tokens: int) -> int:
+        """Bytes of one user with a prompt of ``tokens``."""
+        return self.per_token * tokens + self.per_row * self.rows_per_user + self.per_user
+
+    def of_batch(self, tokens: int, users: int) -> int:
+        """Bytes of ``users`` users with ``tokens`` prompt tokens together."""
+        return self.per_token * tokens + users * (self.per_row * self.rows_per_user + self.per_user)
+
+
+def cost_model(spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: int, itemsize: int) -> CostModel:
+    """The formula of the module for a model, a catalog and a width.
+
+    Args:
+        suffix: tokens of the score contract after every SID.
+        itemsize: bytes of a value in the compute dtype.
+    """
+    kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    layer = (4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size) * itemsize
+    widths = [min(options.beam, trie.num_nodes(depth)) for depth in range(1, trie.levels + 1)]
+    slots = sum(widths[:-1]) + options.beam * suffix
+    level_codes = max((int(codes.max()) + 1 for codes in trie.codes if len(codes)), default=1)
+    columns = spec.vocab_size if options.score_over == "vocab" or suffix else level_codes
+    fan_out = max((int((start[1:] - start[:-1]).max()) for start in trie.child_start if len(start) > 1), default=1)
+    attention = 4 * spec.num_heads * min(_TYPICAL_PROMPT, spec.max_context)
+    return CostModel(
+        per_token=kv + layer,
+        per_row=layer + 8 * columns + attention + 32 * fan_out,
+        per_user=kv * slots,
+        rows_per_user=max(widths, default=1),
+    )
+
+
+def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) -> BatchLimits:
+    """Token and row budgets of a batch.
+
+    Half of the budget is given to tokens and half to rows, each up to a cap beyond which larger batches bring nothing.
+
+    Args:
+        budget: bytes for a batch, weights not counted.
+        longest_prompt: tokens of the longest prompt the model can read.
+
+    Raises:
+        UsageError: one user with a prompt of one token does not fit.
+    """
+    usable = int(budget * _SAFETY)
+    fixed = cost.of_user(0)
+    if fixed + cost.per_token > usable:
+        raise UsageError(
+            f"one user at this beam width needs {_size(int((fixed + cost.per_token) / _SAFETY))} of memory, "
+            f"and {_size(budget)} may be used",
+            why="the width is never lowered to fit memory",
+            hint="give more with --max-memory, or ask for a smaller --beam",
+        )
+    longest = min(longest_prompt, (usable - fixed) // cost.per_token)
+    cap_tokens, cap_rows = _GPU_CAP if gpu else _CPU_CAP
+    users = max(1, int(usable / 2 / max(1, fixed)))
+    rows = min(users * cost.rows_per_user, max(cap_rows, cost.rows_per_user))
+    tokens = min(max(1, int(usable / 2 / cost.per_token)), cap_tokens)
+    return BatchLimits(tokens=tokens, rows=rows, rows_per_user=cost.rows_per_user, longest_prompt=longest)
+
+
+def default_budget(gpu_free: int | None, host_free: int | None) -> int:
+    """Bytes for a batch when ``--max-memory`` does not say: most of a GPU's free memory, or a fixed amount of RAM.
+
+    Rounded down to a power of two, so that a little more or less free memory does not change the plan.
+    """
+    if gpu_free is not None:
+        return _power_of_two_below(int(gpu_free * 0.9))
+    free = _CPU_BUDGET if host_free is None else min(_CPU_BUDGET, host_free // 2)
+    return _power_of_two_below(free)
+
+
+def _power_of_two_below(value: int) -> int:
+    return 1 << (max(1, value).bit_length() - 1)
+
+
+def _size(value: int) -> str:
+    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
