@@ -44,19 +44,9 @@ LIBRARIES = {
     "click": [],
     "polars": ["catalog.readers", "metrics", "job.where"],
     "torch": [
-        "models",
-        "xattention",
-        "xbeam",
-        "kernels",
-        "recommender",
-        "xschedule",
-        "checkpoint",
-        "bench",
-        "api",
-        "job.run",
-        "system",
-    ]
-    + ["xgr_cli.commands.doctor"],
+        *("models", "xattention", "xbeam", "kernels", "recommender", "xschedule", "checkpoint", "bench", "api"),
+        *("job.run", "job.engine", "system", "xgr_cli.commands.doctor"),
+    ],
     "triton": ["xattention.triton", "xattention.hopper", "xbeam.triton", "kernels.triton", "xgr_cli.commands.doctor"],
     "transformers": ["checkpoint.verify", "bench"],
 }

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +18,7 @@ import typer
 from xgr_cli import errors
 from xgr_cli.command import as_command
 from xgr_cli.output import Output, silence
+from xgr_engine.system import version as installed_version
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ Exit codes: 0 done or nothing to do; 1 failed; 2 bad usage, configuration or inp
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"xgr {version('xgr')}")
+        typer.echo(f"xgr {installed_version('xgr') or 'from source, not installed'}")
         raise typer.Exit
 
 

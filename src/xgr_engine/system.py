@@ -14,13 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+# Libraries that decide what a run computes, for manifests.
+_LIBRARIES = ("torch", "triton", "numpy", "pyarrow", "polars", "tokenizers", "safetensors", "transformers")
 # A cgroup without a limit says "max" (v2) or a number near 2**63 (v1).
 _UNLIMITED = 1 << 60
 
@@ -86,8 +90,7 @@ def machine(*, with_torch: bool = False) -> Machine:
         cores=cores(),
         memory_bytes=memory().total,
         gpus=tuple(gpu.name for gpu in gpus(with_torch=with_torch).found),
-        versions={"xgr": version("xgr") or "unknown"}
-        | {package.name: package.installed for package in packages() if package.installed and not package.extra},
+        versions={name: found for name in ("xgr", *_LIBRARIES) if (found := version(name))},
     )
 
 
@@ -100,9 +103,18 @@ def version(distribution: str) -> str | None:
 
 
 def packages() -> list[Package]:
-    """The dependencies that xgr declares for this platform, extras included, beside what is installed."""
+    """The dependencies that xgr declares for this platform, extras included, beside what is installed.
+
+    Empty where xgr runs from its source tree without being installed.
+    """
+    from packaging.requirements import Requirement
+
+    try:
+        declared = metadata.requires("xgr") or []
+    except metadata.PackageNotFoundError:
+        return []
     found = []
-    for line in metadata.requires("xgr") or []:
+    for line in declared:
         requirement = Requirement(line)
         extra = next((name for name in ("hf", "dev") if _applies(requirement, name)), None)
         needed = _applies(requirement, "")

@@ -47,6 +47,12 @@ def test_extra_that_is_not_installed_is_no_fault(cli: RunCli, monkeypatch: pytes
     assert _states(outcome)["package old"] == "warn" and "package absent" not in _states(outcome)
 
 
+def test_running_from_source_is_said(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "packages", list)
+    outcome = cli("doctor", "--json")
+    assert outcome.code == 0 and _states(outcome)["packages"] == "warn"
+
+
 def test_torch_that_computes_nonsense_fails(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "ones", torch.zeros)
     outcome = cli("doctor", "--json")

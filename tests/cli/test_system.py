@@ -61,20 +61,23 @@ def test_cores_obey_the_quota(fake_system: Path) -> None:
 
 
 def test_packages_are_judged_against_the_declared_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        metadata,
-        "requires",
-        lambda name: (
-            ["rich>=13.7", "typer>=999", "no-such-package>=1", 'torch; platform_system == "Plan 9"']
-            + ['pytest>=8; extra == "dev"', 'xgr[hf]; extra == "dev"', 'absent>=1; extra == "hf"']
-        ),
-    )
+    declared = ["rich>=13.7", "typer>=999", "no-such-package>=1", 'torch; platform_system == "Plan 9"']
+    declared += ['pytest>=8; extra == "dev"', 'xgr[hf]; extra == "dev"', 'absent>=1; extra == "hf"']
+    monkeypatch.setattr(metadata, "requires", lambda name: declared)
     found = {package.name: package for package in system.packages()}
     assert set(found) == {"rich", "typer", "no-such-package", "pytest", "absent"}
     assert found["rich"].fits and found["rich"].extra is None
     assert not found["typer"].fits and found["typer"].installed is not None
     assert not found["no-such-package"].fits and found["no-such-package"].installed is None
     assert found["pytest"].extra == "dev" and found["absent"].extra == "hf"
+
+
+def test_source_tree_that_is_not_installed_has_no_declared_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert system.packages() == []
 
 
 def test_machine_is_known_without_importing_torch() -> None:

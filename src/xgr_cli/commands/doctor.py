@@ -73,6 +73,8 @@ def _packages() -> list[Check]:
         elif package.installed is not None:
             advice = f"the extra [{package.extra}] wants {package.name}{package.wanted}"
             checks.append(Check(f"package {package.name}", "warn", package.installed, advice))
+    if fitting == 0 and not checks:
+        return [Check("packages", "warn", "not checked: xgr runs from its source", "install it: pip install -e .")]
     return [Check("packages", "ok", f"{fitting} as declared"), *checks]
 
 
