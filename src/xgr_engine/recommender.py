@@ -25,7 +25,6 @@ from xgr_engine.xbeam.reference import (
     live_candidates,
     next_beams,
     score_candidates,
-    select_top,
 )
 from xgr_engine.xbeam.state import Beams, Finished, TrieLevel, upload_trie
 
@@ -206,7 +205,9 @@ class Recommender:
             ancestors=beams.ancestors,
         )
         hidden = self.model.decode(rows, search.cache)
-        search.finite = search.finite & hidden.isfinite().all()  # looked at once, at the end: no wait for the device here
+        search.finite = (
+            search.finite & hidden.isfinite().all()
+        )  # looked at once, at the end: no wait for the device here
         return self.head.level_scores(hidden, depth, self.options.score_over)
 
     def _score_suffix(self, search: _Search) -> Tensor:
@@ -240,10 +241,9 @@ class Recommender:
 
 
 def _best_rows(beams: Beams, waiting: Tensor, count: int) -> Tensor:
-    """bool [U, R]: the ``count`` best of the waiting rows of each user."""
-    place, score = select_top(beams.score.masked_fill(~waiting, -torch.inf), count)
-    chosen = torch.zeros_like(waiting)
-    return chosen.scatter_(1, place, score > -torch.inf) & waiting
+    """bool [U, R]: the ``count`` best of the waiting rows of each user (more where scores tie)."""
+    score = beams.score.masked_fill(~waiting, -torch.inf)
+    return waiting & (score >= _kth_best(score, count))
 
 
 def _kth_best(scores: Tensor, k: int) -> Tensor:

@@ -138,7 +138,7 @@ class DecoderOnly:
         """Normed, projected and rotated: q [N, Hq, D], k and v [N, Hkv, D]."""
         spec = self.spec
         heads = F.linear(rms_norm(x, layer.attn_norm, spec.rms_eps), layer.qkv, layer.qkv_bias)
-        heads = heads.view(len(x), -1, spec.head_dim)
+        heads = heads.view(len(x), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
         q, k, v = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rms_norm(q, layer.q_norm, spec.rms_eps), rms_norm(k, layer.k_norm, spec.rms_eps)
@@ -150,9 +150,7 @@ class DecoderOnly:
         gate_up = F.linear(rms_norm(x, layer.mlp_norm, self.spec.rms_eps), layer.gate_up, layer.gate_up_bias)
         return x + F.linear(swiglu(gate_up), layer.down, layer.down_bias)
 
-    def _store_prompt(
-        self, cache: KVCache, index: int, pack: _Pack, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _store_prompt(self, cache: KVCache, index: int, pack: _Pack, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values to the cache; return what the layer's own attention reads."""
         if pack.prefix == 0:
             cache.prompt_k[index], cache.prompt_v[index] = k, v
@@ -211,7 +209,9 @@ class _Pack:
         key_start = np.concatenate([[0], prefix + starts]) if prefix else starts
         position = [np.arange(prefix)] if prefix else []
         position += [np.arange(prefix, len(prompt)) for prompt in prompts]
-        own_rows = np.concatenate([np.arange(start + prefix, end) for start, end in zip(starts, starts[1:], strict=False)])
+        own_rows = np.concatenate(
+            [np.arange(start + prefix, end) for start, end in zip(starts, starts[1:], strict=False)]
+        )
         prefix_rows = starts[:-1, None] + np.arange(prefix)
 
         def put(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:

@@ -45,8 +45,8 @@ def beam_attention(
         query = q[u].view(rows, kv_heads, group, dim).permute(1, 0, 2, 3).reshape(kv_heads, rows * group, dim).to(acc)
         keys = prompt_k[starts[u] : starts[u + 1]].permute(1, 2, 0).to(acc)
         values = prompt_v[starts[u] : starts[u + 1]].permute(1, 0, 2).to(acc)
-        logits = torch.bmm(query, keys).mul_(scale).view(kv_heads, rows, group, -1)
-        length = logits.shape[-1]
+        length = keys.shape[-1]
+        logits = torch.bmm(query, keys).mul_(scale).view(kv_heads, rows, group, length)
         if ancestors.shape[-1]:
             slots = ancestors[u].clamp_min(0).long()
             own_k = gen_k[u][slots].permute(2, 0, 3, 1).to(acc)  # [Hkv, R, D, A]

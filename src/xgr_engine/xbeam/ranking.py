@@ -53,7 +53,9 @@ def rank_items(
         leaf, value = leaves[user][present], scores[user][present]
         # leaf number ascending is SID order, the rule for ties
         order = np.lexsort((leaf, -value))[:top_k]
-        places, owner = _allowed_items(trie, leaf[order], exclusions.item_positions[user], options.collisions == "first")
+        places, owner = _allowed_items(
+            trie, leaf[order], exclusions.item_positions[user], options.collisions == "first"
+        )
         places, owner = places[:top_k], owner[:top_k]
         rows.append(trie.items[places])
         of_leaf.append(leaf[order][owner])

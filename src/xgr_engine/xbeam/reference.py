@@ -68,12 +68,16 @@ class ScoredRows:
         self.index[chosen] = torch.arange(self.rows, self.rows + len(logits), device=logits.device)
         if self.rows:
             logits = torch.cat([self.logits, logits])
-            normaliser = None if normaliser is None or self.normaliser is None else torch.cat([self.normaliser, normaliser])
+            normaliser = (
+                None if normaliser is None or self.normaliser is None else torch.cat([self.normaliser, normaliser])
+            )
         self.done = self.done | chosen
         self.logits, self.normaliser = logits, normaliser
 
 
-def score_candidates(candidates: Candidates, beams: Beams, level: TrieLevel, scored: ScoredRows, live: Tensor) -> Tensor:
+def score_candidates(
+    candidates: Candidates, beams: Beams, level: TrieLevel, scored: ScoredRows, live: Tensor
+) -> Tensor:
     """``score(parent) + log p(code | parent)`` of each candidate, -inf for those that are not live (bool [U, C]).
 
     Returns:
@@ -135,7 +139,9 @@ def select_top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return place, scores.gather(1, place).masked_fill_(~found, -torch.inf)
 
 
-def live_candidates(candidates: Candidates, level: TrieLevel, dead_inner: Tensor, dead_leaves: Tensor) -> tuple[Tensor, Tensor]:
+def live_candidates(
+    candidates: Candidates, level: TrieLevel, dead_inner: Tensor, dead_leaves: Tensor
+) -> tuple[Tensor, Tensor]:
     """Which candidates may go on, and which complete an allowed SID: (open, leaf), bool [U, C].
 
     Args:
@@ -155,7 +161,9 @@ def live_candidates(candidates: Candidates, level: TrieLevel, dead_inner: Tensor
     return open_, leaf
 
 
-def next_beams(candidates: Candidates, scores: Tensor, open_: Tensor, beams: Beams, level: TrieLevel, width: int) -> Beams:
+def next_beams(
+    candidates: Candidates, scores: Tensor, open_: Tensor, beams: Beams, level: TrieLevel, width: int
+) -> Beams:
     """The best ``min(width, open nodes of the level)`` open candidates as rows of the next level."""
     place, score = select_top(scores.masked_fill(~open_, -torch.inf), min(width, level.inner_count))
     child = candidates.child.gather(1, place)
@@ -168,7 +176,14 @@ def next_beams(candidates: Candidates, scores: Tensor, open_: Tensor, beams: Bea
 
 
 def finish(
-    pool: Finished, candidates: Candidates, scores: Tensor, leaf: Tensor, beams: Beams, level: TrieLevel, depth: int, width: int
+    pool: Finished,
+    candidates: Candidates,
+    scores: Tensor,
+    leaf: Tensor,
+    beams: Beams,
+    level: TrieLevel,
+    depth: int,
+    width: int,
 ) -> Finished:
     """The pool with this level's complete SIDs (of ``depth`` codes) added, cut to the ``width`` best."""
     assert level.leaf is not None

@@ -34,9 +34,7 @@ class TrieLevel:
     all_inner: bool
 
 
-def upload_trie(
-    trie: ItemTrie, columns: tuple[NDArray[np.int32], ...], device: torch.device
-) -> tuple[TrieLevel, ...]:
+def upload_trie(trie: ItemTrie, columns: tuple[NDArray[np.int32], ...], device: torch.device) -> tuple[TrieLevel, ...]:
     """Copy what the search needs. ``columns`` is :meth:`SidTokenTable.bind` of the same trie."""
 
     def put(values: NDArray[np.int32] | NDArray[np.bool_]) -> Tensor:
