@@ -65,7 +65,7 @@ def rope_and_store(
     """
     kv_heads, dim = k_cache.shape[1:]
     heads = _wide(qkv).view(len(qkv), -1, dim)
-    q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    q, k, v = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     q = _rotate(_head_norm(q, q_norm, eps), cos[position], sin[position])
     k = _rotate(_head_norm(k, k_norm, eps), cos[position], sin[position])
     stored = slot >= 0

@@ -27,6 +27,7 @@ from torch import Tensor
 from xgr_engine.errors import UsageError
 
 _LOG2E = 1.4426950408889634
+_MERGE_LINES = 8  # lines of a merging program
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class AttentionTiles:
         keys: prompt tokens of a step (a power of two, at least 16).
         warps, stages: Triton's ``num_warps`` and software-pipelining depth.
         splits: programs that share a prompt; partial results are merged by a second kernel when there are several.
+        hopper: run the hand-scheduled kernel of ``hopper.py`` (rows must be 128; warps is not used).
+        persistent: with ``hopper``: as many programs as multiprocessors, each walking over several tiles.
     """
 
     rows: int = 64
@@ -45,6 +48,8 @@ class AttentionTiles:
     warps: int = 4
     stages: int = 3
     splits: int = 1
+    hopper: bool = False
+    persistent: bool = True
 
 
 @triton.jit
@@ -141,9 +146,7 @@ def _beam_attention_kernel(
 
     own = user * stride_gu + head * stride_gh
     first = active & (split == 0)
-    m, total, acc = _own_tokens(
-        b_q, gen_k + own, gen_v + own, ancestors, row, first, stride_slot, d, d_ok, scale, A
-    )
+    m, total, acc = _own_tokens(b_q, gen_k + own, gen_v + own, ancestors, row, first, stride_slot, d, d_ok, scale, A)
 
     start = tl.load(prompt_start + user)
     length = tl.load(prompt_start + user + 1) - start
@@ -223,7 +226,9 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def choose_tiles(users: int, beams: int, kv_heads: int, group: int, dtype: torch.dtype, processors: int) -> AttentionTiles:
+def choose_tiles(
+    users: int, beams: int, kv_heads: int, group: int, dtype: torch.dtype, processors: int, hopper: bool = False
+) -> AttentionTiles:
     """Tiles for a shape: large enough to feed the tensor cores, split where there are too few programs."""
     lines = beams * group
     if dtype == torch.float32:
@@ -232,11 +237,13 @@ def choose_tiles(users: int, beams: int, kv_heads: int, group: int, dtype: torch
         rows, keys, warps, stages = 16, 64, 4, 3
     elif lines <= 64:
         rows, keys, warps, stages = 64, 64, 4, 3
+    elif hopper:
+        rows, keys, warps, stages = 128, 128, 4, 2
     else:
         rows, keys, warps, stages = 128, 64, 8, 3
     programs = triton.cdiv(lines, rows) * kv_heads * users
     splits = max(1, min(16, processors // programs))
-    return AttentionTiles(rows, keys, warps, stages, splits)
+    return AttentionTiles(rows, keys, warps, stages, splits, hopper=hopper and rows == 128)
 
 
 def beam_attention(
@@ -253,9 +260,10 @@ def beam_attention(
 ) -> Tensor:
     """Decode attention of beams over their user's prompt and their own generated tokens.
 
-    Args and result as :func:`xgr_engine.xattention.reference.beam_attention`, and ``tiles`` overrides the choice of
-    tile sizes. Inputs are bfloat16, float16 or float32, contiguous in their last dimension; ``scale`` is positive.
-    float32 inputs are multiplied in IEEE float32. Only rows and slots that the tables name are read.
+    Args and result as :func:`xgr_engine.xattention.reference.beam_attention`; ``tiles`` overrides the choice of tile
+    sizes. Inputs are bfloat16, float16 or float32, contiguous in their last dimension; ``scale`` is positive. float32
+    inputs are multiplied in IEEE float32. Only the rows and slots that the tables name can reach the result. A row
+    without any key gets zeros.
 
     Raises:
         UsageError: shapes or strides that the kernel does not cover.
@@ -263,8 +271,10 @@ def beam_attention(
     users, beams, heads, dim = q.shape
     kv_heads = prompt_k.shape[1]
     _check(q, prompt_k, prompt_v, gen_k, gen_v, ancestors, scale)
+    processors = _multiprocessors(q.device)
     if tiles is None:
-        tiles = choose_tiles(users, beams, kv_heads, heads // kv_heads, q.dtype, _multiprocessors(q.device))
+        hopper = _hopper_covers(q, prompt_k)
+        tiles = choose_tiles(users, beams, kv_heads, heads // kv_heads, q.dtype, processors, hopper)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
@@ -273,8 +283,43 @@ def beam_attention(
     if splits > 1:
         target = torch.empty((splits, lines, dim), dtype=torch.float32, device=q.device)
         state = torch.empty((2, splits, lines), dtype=torch.float32, device=q.device)
-    block_d = max(16, triton.next_power_of_2(dim))
-    programs = triton.cdiv(beams * heads // kv_heads, tiles.rows) * kv_heads * splits * users
+    args = (q, prompt_k, prompt_v, prompt_start, gen_k, gen_v, ancestors, scale * _LOG2E, target, state)
+    if tiles.hopper:
+        from xgr_engine.xattention import hopper as specialized  # Gluon is loaded only where it runs
+
+        specialized.launch(
+            *args,
+            rows=tiles.rows,
+            keys=tiles.keys,
+            stages=tiles.stages,
+            splits=splits,
+            programs=processors if tiles.persistent else 1 << 30,
+        )
+    else:
+        _launch(*args, tiles)
+    if splits > 1:
+        grid = (triton.cdiv(lines, _MERGE_LINES),)
+        block_d = triton.next_power_of_2(dim)
+        _merge_kernel[grid](target, state, out, lines, SPLITS=splits, D=dim, LINES=_MERGE_LINES, BLOCK_D=block_d)
+    return out
+
+
+def _launch(
+    q: Tensor,
+    prompt_k: Tensor,
+    prompt_v: Tensor,
+    prompt_start: Tensor,
+    gen_k: Tensor,
+    gen_v: Tensor,
+    ancestors: Tensor,
+    scale: float,
+    out: Tensor,
+    state: Tensor,
+    tiles: AttentionTiles,
+) -> None:
+    users, beams, heads, dim = q.shape
+    kv_heads = prompt_k.shape[1]
+    programs = triton.cdiv(beams * heads // kv_heads, tiles.rows) * kv_heads * tiles.splits * users
     _beam_attention_kernel[(programs,)](
         q,
         prompt_k,
@@ -283,10 +328,10 @@ def beam_attention(
         gen_k,
         gen_v,
         ancestors,
-        target,
+        out,
         state,
-        scale * _LOG2E,
-        lines,
+        scale,
+        users * beams * heads,
         beams,
         q.stride(0),
         q.stride(1),
@@ -300,21 +345,23 @@ def beam_attention(
         G=heads // kv_heads,
         D=dim,
         A=ancestors.shape[-1],
-        SPLITS=splits,
-        PARTIAL=splits > 1,
+        SPLITS=tiles.splits,
+        PARTIAL=tiles.splits > 1,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
-        BLOCK_D=block_d,
+        BLOCK_D=max(16, triton.next_power_of_2(dim)),
         PRECISION="ieee",
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    if splits > 1:
-        merge_lines = 8
-        _merge_kernel[(triton.cdiv(lines, merge_lines),)](
-            target, state, out, lines, SPLITS=splits, D=dim, LINES=merge_lines, BLOCK_D=block_d, num_warps=4
-        )
-    return out
+
+
+def _hopper_covers(q: Tensor, prompt_k: Tensor) -> bool:
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return False
+    from xgr_engine.xattention import hopper as specialized
+
+    return specialized.covers(q, prompt_k)
 
 
 def _check(
