@@ -1,0 +1,148 @@
+"""Measure recommendations against what the users took next: recall, NDCG, hit rate, MRR, catalog coverage.
+
+Figures are taken at item level and at SID level (several items may share a semantic ID), over all rows and over the
+rows whose target is not in the history, with 95 % bootstrap intervals over rows. Rejected rows count as misses. Where
+the truth is the run's own input, or has the same users row by row, rows are matched by position; else by user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from xgr_cli.options import option
+from xgr_cli.output import Output
+from xgr_engine.errors import UsageError
+
+EXAMPLES = (
+    "xgr eval --recs recs --truth users.parquet --truth-col target",
+    "xgr eval --recs recs --truth tomorrow.parquet --user-col customer --k 10,50 --json",
+)
+
+_INPUT, _FIGURES = "Input", "Figures"
+
+
+def evaluate(
+    output: Output,
+    recs: Annotated[
+        str, option("--recs", help="output of xgr recommend, or a Parquet file in its layout", panel=_INPUT)
+    ],
+    truth: Annotated[
+        list[str], option("--truth", help="file, glob or directory with what the users took next", panel=_INPUT)
+    ],
+    truth_col: Annotated[
+        str, option("--truth-col", help="column with an item id, or a list of them", panel=_INPUT)
+    ] = "target",
+    vocab: Annotated[
+        str | None,
+        option(
+            "--vocab",
+            help="vocabulary for SIDs and coverage; 'none' goes without",
+            panel=_INPUT,
+            show_default="the run's",
+            metavar="PATH|none",
+        ),
+    ] = None,
+    user_col: Annotated[
+        str | None, option("--user-col", help="column that tells the users", panel=_INPUT, show_default="the run's")
+    ] = None,
+    history_col: Annotated[
+        str | None,
+        option("--history-col", help="history in the truth file, if any", panel=_INPUT, show_default="the run's"),
+    ] = None,
+    history_format: Annotated[
+        Literal["items", "sids", "tokens", "prompt"] | None,
+        option("--history-format", help="what the history holds", panel=_INPUT, show_default="the run's"),
+    ] = None,
+    list_text: Annotated[
+        Literal["json", "python"] | None,
+        option("--list-text", help="lists are stored as text of this kind", panel=_INPUT, show_default="the run's"),
+    ] = None,
+    align: Annotated[
+        Literal["auto", "position", "user"],
+        option("--align", help="match rows of output and truth by position or by user", panel=_INPUT),
+    ] = "auto",
+    k: Annotated[str, option("--k", help="list lengths, ascending", panel=_FIGURES, metavar="N,N,...")] = "1,5,10,50",
+    resamples: Annotated[int, option("--resamples", help="draws of the bootstrap", panel=_FIGURES, min=1)] = 1000,
+    seed: Annotated[int, option("--seed", help="of the bootstrap", panel=_FIGURES, min=0)] = 0,
+) -> None:
+    from xgr_engine.metrics.evaluate import EvalOptions
+    from xgr_engine.metrics.evaluate import evaluate as run_evaluation
+
+    options = EvalOptions(
+        recs=recs,
+        truth=tuple(truth),
+        truth_col=truth_col,
+        ks=_lengths(k),
+        vocab=vocab,
+        user_col=user_col,
+        history_col=history_col,
+        history_format=history_format,
+        list_text=list_text,
+        align=align,
+        resamples=resamples,
+        seed=seed,
+    )
+    report = run_evaluation(options)
+    for text in report.warnings:
+        output.warn(text)
+    output.result(report.record, lambda out: _show(out, report.record))
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--k {text}: must be list lengths such as 1,5,10,50") from None
+
+
+def _show(output: Output, record: Mapping[str, Any]) -> None:
+    rows, targets = record["rows"], record["targets"]
+    output.fields(
+        {
+            "recommendations": record["recs"],
+            "truth": record["truth"],
+            "vocabulary": record["vocab"],
+            "rows": rows["evaluated"],
+            "matched by": record["aligned_by"],
+            "rejected": rows["rejected"],
+            "targets": targets["total"],
+            "not in the catalog": targets["not_in_catalog"],
+        }
+    )
+    for level, title in (("item", "Item level"), ("sid", "SID level")):
+        if record["metrics"][level] is not None:
+            _show_level(output, title, record["metrics"][level], rows)
+    if record["coverage"] is not None:
+        _show_coverage(output, record["coverage"])
+    boot = record["bootstrap"]
+    output.print(f"Intervals: bootstrap over rows, 95 %, {boot['resamples']} draws, seed {boot['seed']}.")
+
+
+def _show_level(output: Output, title: str, metrics: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
+    columns = ["metric", f"all {rows['evaluated']:,} rows", "95 % interval"]
+    unseen = metrics["target_not_in_history"]
+    if unseen is not None:
+        columns += [f"target not in history ({rows['target_not_in_history']:,})", "95 % interval"]
+    table = []
+    for name, figure in metrics["all"].items():
+        cells = [name, *_cells(figure)]
+        if unseen is not None:
+            cells += _cells(unseen[name])
+        table.append(cells)
+    output.table(columns, table, title=title)
+
+
+def _cells(figure: Mapping[str, float]) -> list[str]:
+    return [f"{figure['mean']:.4f}", f"{figure['low']:.4f} to {figure['high']:.4f}"]
+
+
+def _show_coverage(output: Output, coverage: Mapping[str, Any]) -> None:
+    items, sids = coverage["catalog_items"], coverage["catalog_sids"]
+    output.table(
+        ["coverage", f"of {items:,} items", "share", f"of {sids:,} SIDs", "share"],
+        [
+            [f"first {k}", at["items"], f"{at['item_share']:.1%}", at["sids"], f"{at['sid_share']:.1%}"]
+            for k, at in coverage["at"].items()
+        ],
+    )

@@ -1,0 +1,216 @@
+"""From item ids of any type to integer keys, and which row of the truth belongs to which row of the output."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from xgr_engine.catalog.ids import canonical, plain
+from xgr_engine.catalog.sid_text import parse_sid_texts
+from xgr_engine.catalog.vocabulary import Vocabulary
+from xgr_engine.errors import InputError
+from xgr_engine.job.lists import Lists as IdLists
+from xgr_engine.metrics.ranking import UNKNOWN, Lists
+from xgr_engine.metrics.recs import RecChunk
+from xgr_engine.metrics.truth import Truth
+
+IntArray = NDArray[np.int64]
+Align = Literal["position", "user"]
+
+# Integers below this are their own keys: row * span + key still fits an int64 for millions of rows.
+_OWN_KEY_LIMIT = 1 << 36
+
+
+def shared_keys(one: pa.Array, other: pa.Array) -> tuple[IntArray, IntArray]:
+    """Keys of both arrays: equal exactly where the ids are equal by canonical text; UNKNOWN where an id is null."""
+    one, other = plain(one), plain(other)
+    numbers = [_own_keys(ids) for ids in (one, other)]
+    if numbers[0] is not None and numbers[1] is not None:
+        return numbers[0], numbers[1]
+    texts = pa.chunked_array([canonical(one), canonical(other)]).combine_chunks().dictionary_encode()
+    keys = pc.fill_null(texts.indices, UNKNOWN).to_numpy(zero_copy_only=False).astype(np.int64)
+    return keys[: len(one)], keys[len(one) :]
+
+
+def _own_keys(ids: pa.Array) -> IntArray | None:
+    if not pa.types.is_integer(ids.type) or ids.null_count:
+        return None
+    numbers: IntArray = ids.to_numpy(zero_copy_only=False)
+    if len(numbers) and (numbers.min() < 0 or numbers.max() >= _OWN_KEY_LIMIT):
+        return None
+    return numbers.astype(np.int64, copy=False)
+
+
+def gather(lists: IdLists, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Elements of the lists of some rows: position of its row in ``rows``, and index in ``lists.values``, for each."""
+    lengths = lists.lengths[rows]
+    owner = np.repeat(np.arange(len(rows)), lengths)
+    first = np.cumsum(lengths) - lengths
+    return owner, lists.offsets[rows][owner] + np.arange(len(owner)) - first[owner]
+
+
+def target_in_history(truth: Truth, *, block: int = 50_000) -> NDArray[np.bool_]:
+    """[rows] whether any target of the row is an item of its history (both as item ids).
+
+    Args:
+        truth: with a history.
+        block: rows at a time, to bound the memory that the ids' texts take.
+    """
+    assert truth.history is not None
+    seen = np.zeros(truth.rows, bool)
+    for start in range(0, truth.rows, block):
+        rows = np.arange(start, min(start + block, truth.rows))
+        target_row, target_at = gather(truth.targets, rows)
+        past_row, past_at = gather(truth.history, rows)
+        target_key, past_key = shared_keys(
+            truth.targets.values.take(pa.array(target_at)), truth.history.values.take(pa.array(past_at))
+        )
+        seen[rows] = any_common(len(rows), Lists(target_row, target_key), Lists(past_row, past_key))
+    return seen
+
+
+def any_common(rows: int, one: Lists, other: Lists) -> NDArray[np.bool_]:
+    """[rows] whether the row's two lists share a key."""
+    span = int(max(one.key.max(initial=0), other.key.max(initial=0))) + 1
+    known_one, known_other = one.key >= 0, other.key >= 0
+    both = np.isin(
+        one.row[known_one] * span + one.key[known_one], other.row[known_other] * span + other.key[known_other]
+    )
+    found = np.zeros(rows, bool)
+    found[one.row[known_one][both]] = True
+    return found
+
+
+def target_sid_in_history(truth: Truth, target_leaf: IntArray, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """[rows] whether any target's SID stands in the row's history, which holds SIDs as text.
+
+    Args:
+        target_leaf: leaf of each of the truth's targets, UNKNOWN where it has none.
+    """
+    assert truth.history is not None
+    codes, _ = parse_sid_texts(truth.history.values, vocabulary.sid_templates)
+    past_leaf = vocabulary.leaves_of_codes(codes).astype(np.int64)
+    rows = np.arange(truth.rows)
+    return any_common(
+        truth.rows,
+        Lists(np.repeat(rows, truth.targets.lengths), target_leaf),
+        Lists(np.repeat(rows, truth.history.lengths), past_leaf),
+    )
+
+
+class ByPosition:
+    """Row i of the output belongs to row i of the truth; user columns, where both have one, must agree."""
+
+    align: Align = "position"
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+
+    def rows_of(self, chunk: RecChunk) -> IntArray:
+        """[n] truth row of each row of the chunk.
+
+        Raises:
+            InputError: more rows than the truth has, or another user.
+        """
+        if chunk.position.max(initial=-1) >= self._truth.rows:
+            raise InputError(f"the output has more rows than the truth has ({self._truth.rows:,})", hint=_POSITION_HINT)
+        if chunk.users is not None and self._truth.users is not None:
+            theirs = self._truth.users.take(pa.array(chunk.position))
+            mine_key, their_key = shared_keys(chunk.users, theirs)
+            differs = np.flatnonzero(mine_key != their_key)
+            if len(differs):
+                at = int(differs[0])
+                raise InputError(
+                    f"row {chunk.position[at]}: output for user {chunk.users[at]}, truth for user {theirs[at]}",
+                    why="rows are matched by position, and the user columns disagree",
+                    hint=_POSITION_HINT,
+                )
+        return chunk.position
+
+    def finish(self, run_rows: int) -> None:
+        """Raises InputError unless the run had ``run_rows`` rows, as many as the truth has."""
+        if run_rows != self._truth.rows:
+            raise InputError(
+                f"the output is for {run_rows:,} rows, the truth has {self._truth.rows:,}", hint=_POSITION_HINT
+            )
+
+
+_POSITION_HINT = (
+    "give the users file of this very run with --truth, or --align user with a truth file that has one row a user"
+)
+
+
+class ByUser:
+    """A row of the output belongs to the truth's row of the same user; every user has one row in the truth."""
+
+    align: Align = "user"
+
+    def __init__(self, truth: Truth, user_col: str) -> None:
+        """
+        Raises:
+            InputError: no user column, or a user with two rows.
+        """
+        if truth.users is None:
+            raise InputError(
+                f"the truth has no column {user_col!r}",
+                why="its rows are not those of the output, so they can only be matched by user",
+                hint="name the column with --user-col, or give the users file of the run with --truth",
+            )
+        texts = canonical(truth.users)
+        encoded = texts.dictionary_encode()
+        codes = encoded.indices
+        if codes.null_count:
+            raise InputError(f"the truth has rows without a user in column {user_col!r}")
+        count = np.bincount(codes.to_numpy(), minlength=len(encoded.dictionary))
+        if count.max(initial=0) > 1:
+            user = encoded.dictionary[int(np.argmax(count))].as_py()
+            raise InputError(
+                f"the truth has {int(count.max())} rows for user {user}",
+                why="matched by user, each user needs exactly one row",
+                hint="give the users file of the run (matched by position), or one row a user",
+            )
+        self._users = encoded.dictionary
+        self._row_of_code = np.argsort(codes.to_numpy(), kind="stable")
+        self._taken = np.zeros(truth.rows, bool)
+        self._col = user_col
+
+    def rows_of(self, chunk: RecChunk) -> IntArray:
+        """[n] truth row of each row of the chunk, -1 where the truth has no such user.
+
+        Raises:
+            InputError: the output has no user column, or a user twice.
+        """
+        if chunk.users is None:
+            raise InputError(f"the output has no column {self._col!r}", hint="name the user column with --user-col")
+        rows = self._rows_of_users(chunk.users)
+        known, count = np.unique(rows[rows >= 0], return_counts=True)
+        twice = known[self._taken[known] | (count > 1)]
+        if len(twice):
+            at = int(np.flatnonzero(rows == twice[0])[0])
+            raise InputError(
+                f"the output has two rows for user {chunk.users[at]}",
+                why="matched by user, each user needs exactly one row",
+                hint="give the users file of the run with --truth: it is matched by position",
+            )
+        self._taken[known] = True
+        return rows
+
+    def rows_of_rejected(self, users: pa.Array) -> IntArray:
+        """Truth rows of users that the output has no row for."""
+        rows = self._rows_of_users(users)
+        return rows[rows >= 0]
+
+    def _rows_of_users(self, users: pa.Array) -> IntArray:
+        found = pc.index_in(canonical(users), value_set=self._users)
+        code = pc.fill_null(found, UNKNOWN).to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.where(code >= 0, self._row_of_code[code], UNKNOWN)
+
+    def finish(self, run_rows: int) -> None:
+        """Nothing to check: users of the truth that the run did not have are counted, not an error."""
+
+
+Aligner = ByPosition | ByUser

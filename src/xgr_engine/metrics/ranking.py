@@ -1,0 +1,103 @@
+"""Ranking metrics of many lists at once, from integer keys. numpy only; what a key stands for is the caller's matter.
+
+For a row with the set of targets T and the list of distinct predictions p_1, p_2, ... (best first)::
+
+    recall@k   = |T and {p_1..p_k}| / |T|
+    hit_rate@k = 1 if any of p_1..p_k is in T, else 0            (equal to recall@k when |T| = 1)
+    ndcg@k     = sum over hits at rank r <= k of 1 / log2(r + 1), over the same sum for min(|T|, k) hits at the top
+    mrr        = 1 / rank of the first hit, over the whole list; 0 without one
+
+NDCG with binary gains as in Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", 2002.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Rows of keys, flattened.
+
+    Attributes:
+        row: [M] ascending, the row each key belongs to.
+        key: [M] >= 0, or UNKNOWN for something that equals nothing else, another UNKNOWN included.
+    """
+
+    row: IntArray
+    key: IntArray
+
+    def distinct(self) -> tuple[Lists, int]:
+        """The lists without repeated keys (the first of each stays), and how many entries went."""
+        known = np.flatnonzero(self.key >= 0)
+        if len(known) == 0:
+            return self, 0
+        # A stable sort by (row, key): in a run of equal pairs the first is the one that came first in the list.
+        order = known[np.lexsort((self.key[known], self.row[known]))]
+        repeat = (self.row[order[1:]] == self.row[order[:-1]]) & (self.key[order[1:]] == self.key[order[:-1]])
+        if not repeat.any():
+            return self, 0
+        keep = np.ones(len(self.key), bool)
+        keep[order[1:][repeat]] = False
+        return Lists(self.row[keep], self.key[keep]), int(repeat.sum())
+
+    def counts(self, rows: int) -> IntArray:
+        """[rows] entries of each row."""
+        return np.bincount(self.row, minlength=rows).astype(np.int64)
+
+
+def metric_names(ks: Sequence[int]) -> tuple[str, ...]:
+    """Names of the columns that ``row_metrics`` returns."""
+    return (*(f"{name}@{k}" for name in ("recall", "ndcg", "hit_rate") for k in ks), "mrr")
+
+
+def row_metrics(rows: int, predicted: Lists, truth: Lists, ks: Sequence[int]) -> FloatArray:
+    """[rows, 3 * len(ks) + 1] in the order of ``metric_names``; rows without a target are 0.
+
+    Args:
+        rows: number of rows; a row without predictions scores 0.
+        predicted: best first within a row, without repeats (``Lists.distinct``).
+        truth: the targets of each row, without repeats. An UNKNOWN target counts in |T| and is never found.
+    """
+    hit_row, hit_rank = _hits(rows, predicted, truth)
+    targets = truth.counts(rows)
+    deepest = max(max(ks), 1)
+    discount = 1.0 / np.log2(np.arange(deepest) + 2)
+    ideal = np.concatenate(([0.0], np.cumsum(discount)))
+    values = np.zeros((rows, 3 * len(ks) + 1))
+    has_target = np.maximum(targets, 1)
+    for at, k in enumerate(ks):
+        inside = hit_rank < k
+        row, rank = hit_row[inside], hit_rank[inside]
+        found = np.bincount(row, minlength=rows)
+        gain = np.bincount(row, weights=discount[rank], minlength=rows)
+        values[:, at] = found / has_target
+        values[:, len(ks) + at] = gain / np.maximum(ideal[np.minimum(targets, k)], discount[-1])
+        values[:, 2 * len(ks) + at] = found > 0
+    # Hits are in list order, so the first of a row is its best.
+    first_rows, first_at = np.unique(hit_row, return_index=True)
+    values[first_rows, -1] = 1.0 / (hit_rank[first_at] + 1)
+    return values
+
+
+def _hits(rows: int, predicted: Lists, truth: Lists) -> tuple[IntArray, IntArray]:
+    """Row and 0-based rank of each prediction that is a target, in list order."""
+    starts = np.concatenate(([0], np.cumsum(predicted.counts(rows))))
+    known = truth.key >= 0
+    if len(predicted.key) == 0 or not known.any():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    span = max(int(predicted.key.max()), int(truth.key.max())) + 1
+    wanted = np.sort(truth.row[known] * span + truth.key[known])
+    asked = predicted.row * span + predicted.key
+    at = np.searchsorted(wanted, asked).clip(max=len(wanted) - 1)
+    hit = np.flatnonzero((wanted[at] == asked) & (predicted.key >= 0))
+    return predicted.row[hit], hit - starts[predicted.row[hit]]

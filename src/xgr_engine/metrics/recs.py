@@ -1,0 +1,262 @@
+"""Recommendations as ``xgr recommend`` writes them, read back in pieces for the evaluation.
+
+Any Parquet file or directory in the same layout can be evaluated, whoever wrote it: ``nested`` (column ``items``, a
+list of structs with a field ``item_id``, best first; null for a rejected row) or ``long`` (columns ``row`` and
+``item_id``, one row a recommendation, best first, ``row`` ascending).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from xgr_engine.catalog.ids import canonical, plain
+from xgr_engine.errors import InputError
+from xgr_engine.job.inputs import find_files
+from xgr_engine.job.manifest import read_manifest
+from xgr_engine.job.outdir import OutDir
+
+CHUNK_ROWS = 32_768
+
+
+@dataclass(frozen=True)
+class RecChunk:
+    """Consecutive rows of the output.
+
+    Attributes:
+        position: [n] ascending, place of each row among the rows of the run's input.
+        users: the user column of these rows, None if the output has none.
+        rejected: [n] rows without a list.
+        row: [M] ascending, 0..n-1: the row each recommendation belongs to.
+        item_id: [M] recommended ids, best first within a row.
+    """
+
+    position: NDArray[np.int64]
+    users: pa.Array | None
+    rejected: NDArray[np.bool_]
+    row: NDArray[np.int64]
+    item_id: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.rejected)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What the run's manifest tells an evaluation; the defaults stand for an output without a manifest.
+
+    Attributes:
+        rows: rows that the run was for, rejected ones included.
+        inputs: (size in bytes, SHA-256) of each input file, in order.
+        vocab, vocab_hash: where the vocabulary was, as given then, and its content hash.
+        user_col, history_col, history_format, list_text: as in ``HistoryOptions``.
+    """
+
+    rows: int | None = None
+    inputs: tuple[tuple[int, str], ...] = ()
+    vocab: str | None = None
+    vocab_hash: str | None = None
+    user_col: str = "user_id"
+    history_col: str = "history"
+    history_format: str = "items"
+    list_text: Literal["json", "python"] | None = None
+
+    @classmethod
+    def of(cls, manifest: dict[str, Any]) -> RunInfo:
+        """From ``_xgr/manifest.json``."""
+        histories = {
+            name: manifest["options"][f"histories.{name}"]["value"]
+            for name in ("user_col", "history_col", "history_format", "list_text")
+        }
+        return cls(
+            rows=manifest["rows"],
+            inputs=tuple((file["bytes"], file["sha256"]) for file in manifest["inputs"]),
+            vocab=manifest["vocab"]["path"],
+            vocab_hash=manifest["vocab"]["content_hash"],
+            **histories,
+        )
+
+
+@dataclass(frozen=True)
+class Recommendations:
+    """An output, looked at.
+
+    Attributes:
+        path: as given.
+        files: part files in order.
+        layout: ``nested`` or ``long``.
+        user_col: name of the user column if the output has it.
+        run: what the manifest says.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    layout: str
+    user_col: str | None
+    run: RunInfo
+
+    def chunks(self) -> Iterator[RecChunk]:
+        """All rows, in order."""
+        return self._nested() if self.layout == "nested" else self._long()
+
+    def rejected_users(self) -> pa.Array:
+        """Users of the rejects file: the ``long`` layout has no row for them."""
+        rejects = OutDir(self.path).rejects
+        if not rejects.is_file():
+            return pa.array([], pa.string())
+        return plain(pq.read_table(rejects, columns=["user"])["user"])
+
+    def is_input(self, truth: tuple[str, ...]) -> bool:
+        """Whether these files are, by their content, the input files of the run."""
+        files = find_files(truth)
+        if len(files) != len(self.run.inputs):
+            return False
+        for path, (size, digest) in zip(files, self.run.inputs, strict=True):
+            if path.stat().st_size != size:
+                return False
+            with path.open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
+                    return False
+        return True
+
+    def has_users(self, users: pa.Array | None) -> bool:
+        """Whether the run was for exactly these users, row by row."""
+        if users is None or self.user_col is None:
+            return False
+        rows = 0
+        for batch in self._batches([self.user_col, *(["row"] if self.layout == "long" else [])]):
+            if self.layout == "long":
+                position = batch.column("row").to_numpy()
+            else:
+                position = np.arange(rows, rows + batch.num_rows)
+            rows = int(position.max(initial=rows - 1)) + 1
+            if rows > len(users):
+                return False
+            mine, theirs = canonical(batch.column(self.user_col)), canonical(users.take(pa.array(position)))
+            if not mine.equals(theirs):
+                return False
+        # Rejected users at the end have no row in the long layout: only the manifest knows how many there were.
+        return rows == len(users) or (self.layout == "long" and self.run.rows == len(users))
+
+    def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for path in self.files:
+            try:
+                with pq.ParquetFile(path) as file:
+                    yield from file.iter_batches(CHUNK_ROWS, columns=columns, use_threads=False)
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(f"{path}: cannot be read: {error}") from error
+
+    def _nested(self) -> Iterator[RecChunk]:
+        # Only the leaf with the ids is read; the list's inner field has another name with every writer.
+        names = [self._item_id_leaf(), *([self.user_col] if self.user_col else [])]
+        first = 0
+        for batch in self._batches(names):
+            items = batch.column("items")
+            lengths = pc.fill_null(pc.list_value_length(items), 0).to_numpy(zero_copy_only=False)
+            yield RecChunk(
+                position=np.arange(first, first + len(items)),
+                users=batch.column(self.user_col) if self.user_col else None,
+                rejected=items.is_null().to_numpy(zero_copy_only=False),
+                row=np.repeat(np.arange(len(items)), lengths).astype(np.int64),
+                item_id=items.flatten().field("item_id"),
+            )
+            first += len(items)
+
+    def _item_id_leaf(self) -> str:
+        with pq.ParquetFile(self.files[0]) as file:
+            paths = [file.schema.column(at).path for at in range(len(file.schema))]
+        return next(str(path) for path in paths if path.startswith("items.") and path.endswith(".item_id"))
+
+    def _long(self) -> Iterator[RecChunk]:
+        """The recommendations with one value of ``row`` are one row here."""
+        names = ["row", "item_id", *([self.user_col] if self.user_col else [])]
+        left: pa.Table | None = None
+        for batch in self._batches(names):
+            table = pa.Table.from_batches([batch])
+            table = table if left is None else pa.concat_tables([left, table])
+            starts = _group_starts(table)
+            left = table.slice(int(starts[-1]))  # the last user may go on in the next batch
+            if len(starts) > 1:
+                yield self._grouped(table.slice(0, int(starts[-1])), starts[:-1])
+        if left is not None and left.num_rows:
+            yield self._grouped(left, _group_starts(left))
+
+    def _grouped(self, table: pa.Table, starts: NDArray[np.int64]) -> RecChunk:
+        lengths = np.diff(np.append(starts, table.num_rows))
+        users = table[self.user_col].combine_chunks().take(pa.array(starts)) if self.user_col else None
+        return RecChunk(
+            position=table["row"].to_numpy()[starts].astype(np.int64),
+            users=users,
+            rejected=np.zeros(len(starts), bool),
+            row=np.repeat(np.arange(len(starts)), lengths).astype(np.int64),
+            item_id=table["item_id"].combine_chunks(),
+        )
+
+
+def _group_starts(table: pa.Table) -> NDArray[np.int64]:
+    row = table["row"].to_numpy()
+    return np.flatnonzero(np.concatenate(([True], row[1:] != row[:-1]))).astype(np.int64)
+
+
+def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
+    """Finds the part files, the layout and the manifest.
+
+    Args:
+        path: an output directory, or one Parquet file.
+        user_col: the column that tells the users; None takes that of the run.
+
+    Raises:
+        InputError: nothing there, an unfinished run, or columns that are no recommendations.
+    """
+    if path.is_dir():
+        files = tuple(sorted(file for file in path.glob("*.parquet") if not file.name.startswith(("_", "."))))
+    elif path.is_file():
+        files = (path,)
+    else:
+        raise InputError(f"--recs {path}: no such file or directory", hint="give the directory that recommend wrote")
+    manifest = read_manifest(OutDir(path).manifest)
+    if manifest is not None and not OutDir(path).success.is_file():
+        raise InputError(
+            f"--recs {path}: the run did not finish (state: {manifest.get('state')}), there is no _SUCCESS",
+            why="figures over a part of the users would pass for figures over all of them",
+            hint="let xgr recommend complete it first",
+        )
+    run = RunInfo.of(manifest) if manifest is not None else RunInfo()
+    if not files:
+        raise InputError(f"--recs {path}: no Parquet file in it", hint="give the directory that recommend wrote")
+    try:
+        schema = pq.read_schema(files[0])
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{files[0]}: cannot be read: {error}") from error
+    if user_col is not None and user_col not in schema.names:
+        raise InputError(
+            f"--recs {path}: no column {user_col!r}",
+            why=f"it has: {', '.join(schema.names)}",
+            hint="name the output's user column with --user-col",
+        )
+    wanted = user_col or run.user_col
+    return Recommendations(path, files, _layout(files[0], schema), wanted if wanted in schema.names else None, run)
+
+
+def _layout(path: Path, schema: pa.Schema) -> str:
+    if "items" in schema.names:
+        kind = schema.field("items").type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if is_list and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("item_id") >= 0:
+            return "nested"
+    elif "item_id" in schema.names and "row" in schema.names:
+        return "long"
+    raise InputError(
+        f"{path}: these are no recommendations (columns: {', '.join(schema.names)})",
+        why="needed is items: list<struct<item_id, ...>>, or row and item_id with one row a recommendation",
+        hint="give the output of xgr recommend with --recs",
+    )
