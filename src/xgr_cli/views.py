@@ -1,0 +1,103 @@
+"""How records of vocabularies, models and runs look as text. Commands that make them and ``inspect`` share these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xgr_cli.output import Output, show
+
+
+def show_vocabulary(out: Output, record: dict[str, Any]) -> None:
+    """``record`` as ``xgr_engine.catalog.vocabulary.describe`` gives it."""
+    collisions = record["collisions"]
+    shared = f"{show(collisions['items'])} items on {show(collisions['groups'])} SIDs, at most {collisions['largest']}"
+    lengths = ", ".join(f"{show(count)} of {length} codes" for length, count in record["sid_lengths"].items())
+    attributes = ", ".join(f"{name} ({kind})" for name, kind in record["attributes"].items())
+    rank = record.get("rank")
+    out.fields(
+        {
+            "items": f"{show(record['num_items'])}, ids are {record['item_id_type']}",
+            "SIDs": f"{show(record['num_sids'])} ({lengths})",
+            "collisions": shared if collisions["groups"] else "none",
+            "tokens": record["sid_templates"] or "bare codes",
+            "attributes": attributes or "none",
+            "rank": rank and f"{rank['column']}, {'largest' if rank['descending'] else 'smallest'} first",
+            "size": f"{record['bytes_on_disk'] / 1e6:,.1f} MB",
+            "content": record["content_hash"],
+        },
+        title=f"Vocabulary {record['path']}",
+    )
+    out.table(
+        ["level", "codebook", "used", "largest code", "prefixes", "branching mean", "branching max"],
+        [
+            (
+                number,
+                level["codebook_size"],
+                level["codes_used"],
+                level["largest_code"],
+                level["nodes"],
+                level["branching_mean"],
+                level["branching_max"],
+            )
+            for number, level in enumerate(record["level_reports"], 1)
+        ],
+    )
+    for warning in record["warnings"]:
+        out.print(f"  warning: {warning}")
+
+
+def show_model(out: Output, record: dict[str, Any]) -> None:
+    """``record`` as ``xgr inspect`` makes it from a model directory."""
+    spec, contract, checked = record["spec"], record["contract"], record["vocab_checked"]
+    heads = f"{spec['num_heads']} query and {spec['num_kv_heads']} key-value heads of {spec['head_dim']}"
+    levels = [f"{show(level['codes'])} {level['template'] or 'bare codes'}" for level in record["sid_tokens"]]
+    out.fields(
+        {
+            "architecture": f"{spec['family']}, {spec['num_layers']} layers of {spec['hidden_size']}, {heads}",
+            "parameters": record["parameters"],
+            "weights": f"{record['weight_bytes'] / 1e6:,.1f} MB, {spec['dtype']}",
+            "output head": "the embedding (tied)" if spec["tied"] else "its own",
+            "tokenizer rows": spec["vocab_size"],
+            "context": f"{show(spec['max_context'])} tokens",
+            "tokens a level": levels,
+            "prompt": record["prompt"]["name"],
+            "score suffix": repr(contract["score_suffix_text"]) if contract["score_suffix"] else "none",
+            "checked against": checked and f"{checked['path']} ({checked['content_hash']})",
+            "source": record["source"]["path"],
+            "written by": f"xgr {record['xgr_version']}",
+            "fingerprint": record["fingerprint"],
+        },
+        title=f"Model {record['path']}",
+    )
+
+
+def show_recommendations(out: Output, record: dict[str, Any]) -> None:
+    """``record`` as ``xgr inspect`` makes it from an output directory. An unfinished run has fewer fields."""
+    manifest = record["manifest"]
+    counts, engine, audit = (manifest.get(key) or {} for key in ("counts", "engine", "audit"))
+    search = {name.split(".")[-1]: entry["value"] for name, entry in manifest["options"].items()}
+    out.fields(
+        {
+            "state": manifest["state"] + ("" if record["complete"] else " (no _SUCCESS: not complete)"),
+            "error": manifest.get("error"),
+            "users": manifest["rows"],
+            "rejected": counts.get("rejects"),
+            "parts": f"{record['parts_present']} of {record['parts_expected']}",
+            "audit": audit.get("line"),
+            "search": f"beam {search['beam']}, top-k {search['top_k']}, score over {search['score_over']}, "
+            f"collisions {search['collisions']}, seen items {'excluded' if search['exclude_seen'] else 'allowed'}",
+            "inputs": [file["path"] for file in manifest["inputs"]],
+            "model": f"{manifest['model']['path']} ({manifest['model']['fingerprint']})",
+            "vocabulary": f"{manifest['vocab']['path']} ({manifest['vocab']['content_hash']})",
+            "device": engine and f"{engine['device_name']}, {engine['dtype']}, {engine['implementation']}",
+            "started": manifest["started"],
+            "finished": manifest.get("finished"),
+            "seconds": manifest["durations"].get("total"),
+            "written by": f"xgr {manifest['environment']['versions'].get('xgr')}",
+            "fingerprint": manifest["fingerprint"],
+        },
+        title=f"Recommendations {record['path']}",
+    )
+    reasons = counts.get("rejects_by_reason") or {}
+    if reasons:
+        out.table(["rejected because", "rows"], list(reasons.items()))
