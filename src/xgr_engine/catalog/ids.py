@@ -78,6 +78,13 @@ def is_decimal_text(texts: pa.Array) -> pa.Array:
     return pc.match_substring_regex(texts, r"^(0|[1-9][0-9]*)$")
 
 
+def has_duplicates(ids: pa.Array) -> bool:
+    """Whether two ids may be the same item. Quicker than an index; a false alarm (equal hashes) is possible."""
+    numbers = _as_int64(ids)
+    keys: NDArray[Any] = np.sort(numbers if numbers is not None else hash_texts(canonical(ids)))
+    return bool((keys[1:] == keys[:-1]).any())
+
+
 class IdIndex:
     """Finds the row of an id among many. Built once (a sort), then every look-up is a binary search of all ids asked.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.ids import plain
 from xgr_engine.catalog.readers.base import is_list, is_text
-from xgr_engine.catalog.sid_text import MAX_CODE, ParsedSids, pad_rows, parse_sids, parse_tokens, sid_text
+from xgr_engine.catalog.sid_text import MAX_CODE, ParsedSids, pad_rows, parse_sids, parse_tokens
 from xgr_engine.errors import CatalogError
 
 IntArray = NDArray[np.int32]
@@ -208,8 +208,3 @@ def _row_of(at: int, lengths: NDArray[np.int64]) -> int:
 
 def _list_at(column: pa.ChunkedArray, row: int) -> object:
     return column[row].as_py()
-
-
-def shown_sid(codes: Sequence[int], templates: Templates) -> str:
-    """A padded row of codes as text."""
-    return sid_text(tuple(code for code in codes if code >= 0), templates)

@@ -1,0 +1,174 @@
+"""Build a vocabulary from a catalog: items, their semantic IDs, and the attributes that filters may use.
+
+CATALOG is one or several files, a directory of table files, or a quoted pattern. The whole catalog is read each time,
+with --update as well; the output directory is replaced in one step. The same catalog again finds nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from xgr_cli.options import argument, option
+from xgr_cli.output import Output
+
+EXAMPLES = (
+    "xgr build-vocab catalog.parquet --out vocab",
+    "xgr build-vocab Industrial.index.json Industrial.item.json --out vocab",
+    "xgr build-vocab catalog/ --item-col pid --sid-col codes --rank-column views --rank-desc --update",
+)
+
+
+def build_vocab(
+    output: Output,
+    catalog: Annotated[
+        list[str], argument(metavar="CATALOG", help="files, a directory of table files, or a quoted pattern")
+    ],
+    out: Annotated[Path, option("--out", help="vocabulary directory to write", panel="Output", env="XGR_VOCAB")] = Path(
+        "vocab"
+    ),
+    update: Annotated[
+        bool, option("--update", help="replace another vocabulary at --out, and say what changed", panel="Output")
+    ] = False,
+    catalog_format: Annotated[
+        str | None,
+        option(
+            "--format",
+            help="table, lcrec-index or minionerec-info",
+            panel="Catalog",
+            env="XGR_CATALOG_FORMAT",
+            metavar="FORMAT",
+            show_default="detected",
+        ),
+    ] = None,
+    item_col: Annotated[
+        str, option("--item-col", help="column of item ids (table)", panel="Catalog", metavar="COLUMN")
+    ] = "item_id",
+    sid_col: Annotated[
+        str,
+        option(
+            "--sid-col",
+            help="column of SIDs as lists or text, or what sid_0, sid_1, ... begin with (table)",
+            panel="Catalog",
+            metavar="COLUMN",
+        ),
+    ] = "sid",
+    attributes: Annotated[
+        str,
+        option(
+            "--attributes",
+            help="columns to keep for filters and output: all that a filter can use, none, or names",
+            panel="Catalog",
+            metavar="all|none|A,B,...",
+        ),
+    ] = "all",
+    rank_column: Annotated[
+        str | None,
+        option(
+            "--rank-column",
+            help="orders the items that share a SID, smallest first, nulls last",
+            panel="Collisions",
+            metavar="COLUMN",
+            show_default="by item id",
+        ),
+    ] = None,
+    rank_desc: Annotated[bool, option("--rank-desc", help="largest rank first", panel="Collisions")] = False,
+    collisions: Annotated[
+        Literal["keep", "error"],
+        option(
+            "--collisions",
+            help="items that share a SID: keep them, or refuse the catalog",
+            panel="Collisions",
+            env="XGR_CATALOG_COLLISIONS",
+        ),
+    ] = "keep",
+    codebook: Annotated[
+        str | None,
+        option(
+            "--codebook",
+            help="codes a level, such as 256,256,256 or 8192x3, for the report",
+            panel="Catalog",
+            metavar="SIZES",
+            show_default="largest code + 1",
+        ),
+    ] = None,
+) -> None:
+    """See the module."""
+    from xgr_engine.catalog.build import BuildOptions, build_vocabulary, parse_attributes, parse_codebook
+    from xgr_engine.catalog.readers import ReadOptions
+
+    read = ReadOptions(
+        format=catalog_format,
+        item_col=item_col,
+        sid_col=sid_col,
+        attributes=parse_attributes(attributes),
+        rank_column=rank_column,
+    )
+    options = BuildOptions(
+        rank_desc=rank_desc,
+        codebook=None if codebook is None else parse_codebook(codebook),
+        collisions=collisions,
+        update=update,
+    )
+    result = build_vocabulary(catalog, out, read, options)
+    for warning in result.description["warnings"]:
+        output.warn(warning)
+    changes = None if result.changes is None else asdict(result.changes)
+    record = {"command": "build-vocab", "action": result.action, "changes": changes, "vocabulary": result.description}
+
+    def table(sink: Output) -> None:
+        title = {
+            "built": "Built the vocabulary",
+            "updated": "Updated the vocabulary",
+            "unchanged": "Nothing to do: the vocabulary is of this catalog already",
+        }[result.action]
+        show_vocabulary(sink, result.description, title)
+        if result.action == "updated" and changes is not None:
+            sink.table(
+                ["change", "items", "such as"],
+                [
+                    (kind, changes[kind], changes["examples"].get(kind, []))
+                    for kind in ("added", "removed", "moved", "kept")
+                ],
+            )
+
+    output.result(record, table)
+
+
+def show_vocabulary(sink: Output, description: Mapping[str, Any], title: str) -> None:
+    """Print the description of a vocabulary (``xgr_engine.catalog.vocabulary.describe``)."""
+    collisions = description["collisions"]
+    rank = description["rank"]
+    sink.fields(
+        {
+            "path": description["path"],
+            "items": description["num_items"],
+            "item ids": description["item_id_type"],
+            "SIDs": description["num_sids"],
+            "SIDs of each length": ", ".join(f"{count:,} of {n}" for n, count in description["sid_lengths"].items()),
+            "shared SIDs": collisions["groups"],
+            "items on shared SIDs": collisions["items"],
+            "most items on a SID": collisions["largest"],
+            "order on a SID": "item id" if rank is None else rank["column"] + (" desc" if rank["descending"] else ""),
+            "SID tokens": "".join(description["sid_templates"] or ()) or "bare codes",
+            "attributes": list(description["attributes"]),
+            "hash": description["content_hash"],
+        },
+        title=title,
+    )
+    sink.table(
+        ["level", "codes used", "codebook", "prefixes", "mean branching", "largest branching"],
+        [
+            (
+                number,
+                level["codes_used"],
+                level["codebook_size"],
+                level["nodes"],
+                level["branching_mean"],
+                level["branching_max"],
+            )
+            for number, level in enumerate(description["level_reports"], 1)
+        ],
+    )
