@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from xgr_cli.options import argument, option
-from xgr_cli.output import Output
+from xgr_cli.output import Output, show
+
+_DONE = {
+    "built": "built the vocabulary",
+    "updated": "replaced the vocabulary",
+    "unchanged": "nothing to do: the vocabulary is of this catalog already",
+}
 
 EXAMPLES = (
     "xgr build-vocab catalog.parquet --out vocab",
@@ -113,62 +119,49 @@ def build_vocab(
         update=update,
     )
     result = build_vocabulary(catalog, out, read, options)
-    for warning in result.description["warnings"]:
-        output.warn(warning)
     changes = None if result.changes is None else asdict(result.changes)
-    record = {"command": "build-vocab", "action": result.action, "changes": changes, "vocabulary": result.description}
+    if output.json_mode:  # the view shows them too
+        for warning in result.description["warnings"]:
+            output.warn(warning)
+    output.note(_DONE[result.action])
 
-    def table(sink: Output) -> None:
-        title = {
-            "built": "Built the vocabulary",
-            "updated": "Updated the vocabulary",
-            "unchanged": "Nothing to do: the vocabulary is of this catalog already",
-        }[result.action]
-        show_vocabulary(sink, result.description, title)
+    def view(sink: Output) -> None:
+        show_vocabulary(sink, result.description, "Vocabulary")
         if result.action == "updated" and changes is not None:
-            sink.table(
-                ["change", "items", "such as"],
-                [
-                    (kind, changes[kind], changes["examples"].get(kind, []))
-                    for kind in ("added", "removed", "moved", "kept")
-                ],
-            )
+            kinds = ("added", "removed", "moved", "kept")
+            rows = [(kind, changes[kind], changes["examples"].get(kind, [])) for kind in kinds]
+            sink.table(["change", "items", "such as"], rows)
 
-    output.result(record, table)
+    output.result({"action": result.action, "changes": changes, **result.description}, view)
 
 
 def show_vocabulary(sink: Output, description: Mapping[str, Any], title: str) -> None:
     """Print the description of a vocabulary (``xgr_engine.catalog.vocabulary.describe``)."""
-    collisions = description["collisions"]
-    rank = description["rank"]
+    collisions, rank = description["collisions"], description["rank"]
+    shared = f"{show(collisions['items'])} items on {show(collisions['groups'])} SIDs, at most {collisions['largest']}"
+    lengths = ", ".join(f"{show(count)} of {length} codes" for length, count in description["sid_lengths"].items())
+    attributes = ", ".join(f"{name} ({kind})" for name, kind in description["attributes"].items())
+    order = "item id" if rank is None else f"{rank['column']}, {'largest' if rank['descending'] else 'smallest'} first"
     sink.fields(
         {
-            "path": description["path"],
-            "items": description["num_items"],
-            "item ids": description["item_id_type"],
-            "SIDs": description["num_sids"],
-            "SIDs of each length": ", ".join(f"{count:,} of {n}" for n, count in description["sid_lengths"].items()),
-            "shared SIDs": collisions["groups"],
-            "items on shared SIDs": collisions["items"],
-            "most items on a SID": collisions["largest"],
-            "order on a SID": "item id" if rank is None else rank["column"] + (" desc" if rank["descending"] else ""),
+            "items": f"{show(description['num_items'])}, ids are {description['item_id_type']}",
+            "SIDs": f"{show(description['num_sids'])} ({lengths})",
+            "collisions": shared if collisions["groups"] else "none",
+            "order on a shared SID": order,
             "SID tokens": "".join(description["sid_templates"] or ()) or "bare codes",
-            "attributes": list(description["attributes"]),
-            "hash": description["content_hash"],
+            "attributes": attributes or "none",
+            "size on disk": f"{description['bytes_on_disk'] / 1e6:,.1f} MB",
+            "content": description["content_hash"],
         },
-        title=title,
+        title=f"{title} {description['path']}",
     )
+    columns = ["codes_used", "codebook_size", "largest_code", "nodes", "branching_mean", "branching_max"]
     sink.table(
-        ["level", "codes used", "codebook", "prefixes", "mean branching", "largest branching"],
+        ["level", "codes used", "codebook", "largest code", "prefixes", "branching mean", "branching max"],
         [
-            (
-                number,
-                level["codes_used"],
-                level["codebook_size"],
-                level["nodes"],
-                level["branching_mean"],
-                level["branching_max"],
-            )
+            (number, *(level[column] for column in columns))
             for number, level in enumerate(description["level_reports"], 1)
         ],
     )
+    for warning in description["warnings"]:
+        sink.print(f"  warning: {warning}")
