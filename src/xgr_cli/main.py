@@ -80,12 +80,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     for name, entry in COMMANDS.items():
-        try:
-            module = importlib.import_module(f"xgr_cli.commands.{entry.module}")
-        except ModuleNotFoundError as error:  # while the house is being built; goes away with it
-            if error.name != f"xgr_cli.commands.{entry.module}":
-                raise
-            continue
+        module = importlib.import_module(f"xgr_cli.commands.{entry.module}")
         app.command(name, help=_command_help(module), rich_help_panel=entry.panel)(
             as_command(getattr(module, entry.function))
         )
