@@ -19,26 +19,32 @@ find_python() {
     return 1
 }
 
-# prepare_environment EXTRAS: .venv holds the package, editable, with these extras and the pins of constraints.txt.
+# prepare_environment EXTRAS: .venv holds the package, editable, with these extras (dev, or none) and the pins of
+# constraints.txt. Nothing is done if it does already: a stamp for each set of extras tells.
 prepare_environment() {
-    local extras="$1" stamp="$XGR_VENV/.xgr-installed" python wanted
+    local extras="$1" python wanted stamp
     if [ -x "$XGR_VENV/bin/python" ] && "$XGR_VENV/bin/python" -c '' 2>/dev/null; then
         python="$XGR_VENV/bin/python"
     else
         python="$(find_python)"
         "$python" -m venv --clear "$XGR_VENV"
     fi
-    wanted="$("$python" - "$extras" <<'PY'
+    wanted="$("$python" - <<'PY'
 import hashlib, pathlib, sys
 texts = [pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-place = str(pathlib.Path.cwd()).encode()
-print(hashlib.sha256(b"\0".join([*texts, place, sys.version.encode(), sys.argv[1].encode()])).hexdigest())
+print(hashlib.sha256(b"\0".join([*texts, str(pathlib.Path.cwd()).encode(), sys.version.encode()])).hexdigest())
 PY
 )"
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-        "$XGR_VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
-        echo "$wanted" >"$stamp"
-    fi
+    # An environment for development has all that a plain one has.
+    for stamp in "$XGR_VENV/.xgr-installed-${extras:-plain}" "$XGR_VENV/.xgr-installed-dev"; do
+        if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+            return 0
+        fi
+    done
+    "$XGR_VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+        -e ".${extras:+[$extras]}"
+    rm -f "$XGR_VENV"/.xgr-installed-*
+    echo "$wanted" >"$XGR_VENV/.xgr-installed-${extras:-plain}"
 }
 
 # step NAME COMMAND...: run it, print its name and seconds.
