@@ -30,7 +30,7 @@ from xgr_engine.xbeam.state import Beams, Finished, TrieLevel, upload_trie
 
 # Rows a user expands before the search looks whether the rest can still matter. Measured on the fixture model, 2 cores:
 # see docs/performance.md, "Rows that cannot win".
-ROWS_AT_ONCE = 32
+ROWS_AT_ONCE = 48
 
 
 @dataclass
@@ -196,13 +196,18 @@ class Recommender:
         if depth == 0:
             return self.head.level_scores(search.hidden, depth, self.options.score_over)
         user, row = chosen.nonzero(as_tuple=True)
+        grid_row, ancestors = row, beams.ancestors
+        if self.prune_rows:  # a narrower grid: attention must not pay for rows that are not computed
+            grid_row = (chosen.cumsum(1) - 1)[user, row]
+            ancestors = ancestors.new_full((len(chosen), int(chosen.sum(1).max()), ancestors.shape[2]), -1)
+            ancestors[user, grid_row] = beams.ancestors[user, row]
         rows = Rows(
             user=user,
-            row=row,
+            row=grid_row,
             tokens=self.head.level_tokens[depth - 1][beams.column[user, row]],
             depth=torch.full_like(user, depth - 1),
             slots=beams.ancestors[user, row, -1].long(),
-            ancestors=beams.ancestors,
+            ancestors=ancestors,
         )
         hidden = self.model.decode(rows, search.cache)
         search.finite = (

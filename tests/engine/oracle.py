@@ -1,4 +1,4 @@
-"""What the search must return, computed the slow way: a whole forward pass in float64 for every prefix, and Python lists.
+"""What the search must return, the slow way: a whole forward pass in float64 for every prefix, and Python lists.
 
 Shares no code with the engine: no cache, no trie arrays, no tensors in the search.
 """

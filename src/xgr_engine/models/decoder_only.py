@@ -7,6 +7,7 @@ computed once for the batch. Linear layers see only real rows: ragged prompts ar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -209,9 +210,7 @@ class _Pack:
         key_start = np.concatenate([[0], prefix + starts]) if prefix else starts
         position = [np.arange(prefix)] if prefix else []
         position += [np.arange(prefix, len(prompt)) for prompt in prompts]
-        own_rows = np.concatenate(
-            [np.arange(start + prefix, end) for start, end in zip(starts, starts[1:], strict=False)]
-        )
+        own_rows = np.concatenate([np.arange(start + prefix, end) for start, end in pairwise(starts)])
         prefix_rows = starts[:-1, None] + np.arange(prefix)
 
         def put(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:

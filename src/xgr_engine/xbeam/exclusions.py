@@ -37,7 +37,11 @@ class Exclusions:
 
 
 def find_dead_nodes(trie: ItemTrie, excluded: list[NDArray[np.int32]]) -> Exclusions:
-    """Args: excluded: per user, rows of ``items.parquet`` (any order, repeats allowed, rows outside the trie ignored)."""
+    """Dead nodes of a batch.
+
+    Args:
+        excluded: per user rows of ``items.parquet``, in any order; repeats and rows outside the trie do no harm.
+    """
     users = len(excluded)
     positions = [_positions(trie, rows) for rows in excluded]
     counts = np.array([len(found) for found in positions], np.int64)
