@@ -166,9 +166,13 @@ class PromptRenderer:
     def encode_ready(self, prompt: str | Sequence[int]) -> IntArray:
         """A prompt that is complete already: text (tokenised as one piece, BOS in front if the model wants it), or ids.
 
+        An empty one stays empty.
+
         Raises:
-            HistoryError: empty, too long for the model, text for a model without tokenizer, or ids it does not have.
+            HistoryError: too long for the model, text for a model without tokenizer, or ids it does not have.
         """
+        if len(prompt) == 0:
+            return np.empty(0, np.int32)
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise HistoryError("the prompt is text, and the model has no tokenizer", hint="give token ids")
@@ -177,8 +181,6 @@ class PromptRenderer:
             ids = ids if ids[: len(bos)] == bos else bos + ids
         else:
             ids = [int(token) for token in prompt]
-        if not ids:
-            raise HistoryError("the prompt is empty")
         if min(ids) < 0 or (self._vocab_size is not None and max(ids) >= self._vocab_size):
             bad = next(token for token in ids if token < 0 or token >= (self._vocab_size or token + 1))
             raise HistoryError(f"the prompt holds the token id {bad}, which the model does not have")
