@@ -143,7 +143,7 @@ def _row(param: Any, types: dict[str, Any]) -> str:
 def _names(param: Any) -> str:
     if param.param_type_name == "argument":
         return str(param.metavar)
-    return ", ".join([*sorted(param.opts, key=len), *param.secondary_opts])
+    return "/".join([", ".join(sorted(param.opts, key=len)), *param.secondary_opts])
 
 
 def _type(param: Any, types: dict[str, Any]) -> str:

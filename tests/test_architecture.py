@@ -24,7 +24,7 @@ api:         job checkpoint catalog xschedule recommender models tokens
 bench:       job checkpoint catalog xschedule recommender models tokens system
 metrics:     job catalog
 job:         catalog checkpoint xschedule recommender models tokens system
-checkpoint:  models.spec tokens catalog
+checkpoint:  models tokens catalog
 xschedule:   recommender models tokens catalog.trie system
 recommender: models xbeam xattention kernels tokens catalog.trie
 models:      xattention kernels
@@ -53,6 +53,8 @@ LIBRARIES = {
 
 FILE_LIMIT = 400
 FUNCTION_LIMIT = 60
+# A kernel is one program for the device: cutting it up hides which values live in registers together.
+KERNEL_LIMIT = 125
 
 # Built from pieces, so that this file does not hold what it looks for.
 FORBIDDEN = [
@@ -176,7 +178,8 @@ def test_functions_fit_on_a_screen() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
                 lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
-                if lines > FUNCTION_LIMIT:
+                kernel = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+                if lines > (KERNEL_LIMIT if kernel else FUNCTION_LIMIT):
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines")
     assert not long, "\n".join(long)
 

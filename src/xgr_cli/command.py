@@ -12,7 +12,7 @@ from xgr_cli import errors
 from xgr_cli.logs import engine_logs_to
 from xgr_cli.options import SHARED_OPTIONS
 from xgr_cli.output import Output
-from xgr_cli.settings import Setting, merged, option_key, shared_key
+from xgr_cli.settings import Setting, merged, mistyped_variables, option_key, shared_key
 from xgr_engine.errors import UsageError
 
 CommandFunction = Callable[..., int | None]
@@ -52,6 +52,8 @@ def as_command(function: CommandFunction) -> Callable[..., None]:
             log_format=shared["log_format"],
             settings=settings,
         )
+        for name, meant in mistyped_variables(ctx):
+            output.warn(f"{name} is no variable of xgr and is ignored: did you mean {meant}?")
         try:
             if shared["show_config"]:
                 code = _show_settings(ctx, settings, output)

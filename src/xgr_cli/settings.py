@@ -15,6 +15,7 @@ command knows is an error. Relative paths are relative to the working directory,
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -100,6 +101,17 @@ def near_miss(word: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f'did you mean "{close[0]}"?' if close else "known names: " + ", ".join(names)
+
+
+def mistyped_variables(ctx: typer.Context) -> list[tuple[str, str]]:
+    """Variables that are set but that no option has, each with the one that was probably meant (``XGR_BAEM``)."""
+    known = {environment_variable(param) or "" for params in _commands(ctx).values() for param in params}
+    suspects = []
+    for name in sorted(os.environ):
+        if name.startswith("XGR_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            suspects += [(name, meant) for meant in close]
+    return suspects
 
 
 def _find(explicit: Path | None) -> _Config | None:

@@ -166,3 +166,12 @@ def test_unknown_option_command_and_missing_value_get_a_hint(cli: RunCli) -> Non
         outcome = cli(*arguments)
         assert outcome.code == 2
         assert hint in outcome.err
+
+
+def test_mistyped_variable_is_warned_about(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XGR_BAEM", "3")
+    monkeypatch.setenv("XGR_SOMETHING_ELSE", "3")
+    outcome = cli("toy", "--in", "a")
+    assert outcome.code == 0
+    assert "XGR_BAEM" in outcome.err and "did you mean XGR_BEAM?" in outcome.err
+    assert "XGR_SOMETHING_ELSE" not in outcome.err

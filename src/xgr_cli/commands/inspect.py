@@ -26,7 +26,13 @@ def inspect(
     output: Output,
     path: Annotated[Path, argument(metavar="PATH", help="a directory that an xgr command wrote")],
     verify: Annotated[
-        bool, option("--verify", help="compare all files of a vocabulary or model with their checksums", panel="Checks")
+        bool,
+        option(
+            "--verify",
+            help="compare all files of a vocabulary or model with their checksums",
+            panel="Checks",
+            env="XGR_INSPECT_VERIFY",
+        ),
     ] = False,
 ) -> None:
     """See the module."""
