@@ -110,26 +110,26 @@ def _show(output: Output, record: Mapping[str, Any]) -> None:
             "not in the catalog": targets["not_in_catalog"],
         }
     )
-    for level, title in (("item", "Item level"), ("sid", "SID level")):
-        if record["metrics"][level] is not None:
-            _show_level(output, title, record["metrics"][level], rows)
+    _show_metrics(output, f"All {rows['evaluated']:,} rows", record["metrics"], "all")
+    unseen = rows["target_not_in_history"]
+    if unseen == rows["evaluated"]:
+        output.print("No target is in its row's history, so the figures over such rows are the same.")
+    elif unseen:
+        title = f"The {unseen:,} rows whose target is not in the history"
+        _show_metrics(output, title, record["metrics"], "target_not_in_history")
     if record["coverage"] is not None:
         _show_coverage(output, record["coverage"])
     boot = record["bootstrap"]
     output.print(f"Intervals: bootstrap over rows, 95 %, {boot['resamples']} draws, seed {boot['seed']}.")
 
 
-def _show_level(output: Output, title: str, metrics: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
-    columns = ["metric", f"all {rows['evaluated']:,} rows", "95 % interval"]
-    unseen = metrics["target_not_in_history"]
-    if unseen is not None:
-        columns += [f"target not in history ({rows['target_not_in_history']:,})", "95 % interval"]
-    table = []
-    for name, figure in metrics["all"].items():
-        cells = [name, *_cells(figure)]
-        if unseen is not None:
-            cells += _cells(unseen[name])
-        table.append(cells)
+def _show_metrics(output: Output, title: str, metrics: Mapping[str, Any], subset: str) -> None:
+    columns, levels = ["metric"], []
+    for level, name in (("item", "item level"), ("sid", "SID level")):
+        if metrics[level] is not None:
+            columns += [name, "95 % interval"]
+            levels.append(metrics[level][subset])
+    table = [[name, *(cell for level in levels for cell in _cells(level[name]))] for name in levels[0]]
     output.table(columns, table, title=title)
 
 
