@@ -78,7 +78,7 @@ class Audit:
 
     def __add__(self, other: Audit) -> Audit:
         mine, theirs = asdict(self), asdict(other)
-        summed = {
+        summed: dict[str, Any] = {
             name: None if mine[name] is None and theirs[name] is None else (mine[name] or 0) + (theirs[name] or 0)
             for name in mine
         }

@@ -115,7 +115,6 @@ def plan_memory(
     search: SearchOptions,
     device: Device,
     max_memory: int | None,
-    longest_prompt: int,
 ) -> MemoryPlan:
     """Batch limits from ``--max-memory``, or from the device.
 
@@ -123,6 +122,7 @@ def plan_memory(
         UsageError: one user does not fit.
     """
     suffix = len(model.contract.suffix_ids)
+    longest_prompt = model.spec.max_context - model.table.levels - suffix
     cost = cost_model(model.spec, vocabulary.trie, search, suffix, _itemsize(model, device))
     if max_memory is not None:
         budget, source = max_memory, "--max-memory"
@@ -133,6 +133,55 @@ def plan_memory(
     return MemoryPlan(budget, source, cost, plan_limits(cost, budget, longest_prompt, device.gpu_free is not None))
 
 
+@dataclass(frozen=True)
+class LoadedWeights:
+    """A model on its device, independent of catalog and search options."""
+
+    decoder: Any
+    head: Any
+    device: Device
+
+
+def load_weights(model: ModelDir, device: Device, threads: int | None = None) -> LoadedWeights:
+    """Reads ``model.safetensors`` onto the device; sets torch's CPU threads if asked to."""
+    import torch
+
+    from xgr_engine.models.loading import load_model
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return LoadedWeights(*load_model(model.spec, model.weights_path, device.name), device)
+
+
+def build_engine(
+    weights: LoadedWeights, model: ModelDir, vocabulary: Vocabulary, search: SearchOptions, plan: MemoryPlan
+) -> LoadedEngine:
+    """Binds a catalog and search options to loaded weights."""
+    import torch
+
+    from xgr_engine.recommender import Recommender
+
+    engine = Recommender(
+        weights.decoder,
+        weights.head,
+        vocabulary.trie,
+        model.table,
+        search,
+        score_suffix=model.contract.suffix_ids,
+    )
+    description = {
+        "device": weights.device.name,
+        "device_name": weights.device.label,
+        "dtype": str(weights.head.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "implementation": getattr(engine, "implementation", "reference"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if weights.device.gpu_free is not None else None,
+        "memory_plan": plan.to_json(),
+    }
+    return LoadedEngine(engine, plan.limits, description)
+
+
 def load_engine(
     model: ModelDir,
     vocabulary: Vocabulary,
@@ -141,24 +190,5 @@ def load_engine(
     plan: MemoryPlan,
     threads: int | None = None,
 ) -> LoadedEngine:
-    """Loads the weights and binds the catalog."""
-    import torch
-
-    from xgr_engine.models.loading import load_model
-    from xgr_engine.recommender import Recommender
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    decoder, head = load_model(model.spec, model.weights_path, device.name)
-    engine = Recommender(decoder, head, vocabulary.trie, model.table, search, score_suffix=model.contract.suffix_ids)
-    description = {
-        "device": device.name,
-        "device_name": device.label,
-        "dtype": str(head.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
-        "implementation": getattr(engine, "implementation", "reference"),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if device.gpu_free is not None else None,
-        "memory_plan": plan.to_json(),
-    }
-    return LoadedEngine(engine, plan.limits, description)
+    """:func:`load_weights`, then :func:`build_engine`."""
+    return build_engine(load_weights(model, device, threads), model, vocabulary, search, plan)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.csv
@@ -21,7 +21,8 @@ from xgr_engine.errors import HistoryError
 BATCH_ROWS = 4096
 _CSV_BLOCK = 16 << 20  # a row must fit into one block: 16 MiB hold a history of a million ids
 
-ListColumn = pa.Array | list[Any]
+# An Arrow array, or a Python list of cells. pyarrow has no types of its own for mypy to see.
+ListColumn: TypeAlias = "pa.Array | list[Any]"
 
 
 @dataclass(frozen=True)
@@ -196,9 +197,10 @@ class JsonLinesFormat(_Format):
 
     def _widen(self, path: Path, name: str, known: pa.DataType, cells: list[Any]) -> pa.DataType:
         try:
-            fields = [pa.schema([(name, kind)]) for kind in (known, pa.infer_type(cells))]
+            # pa.array and not pa.infer_type, which is content with [1, "a"]
+            fields = [pa.schema([(name, kind)]) for kind in (known, pa.array(cells).type)]
             return pa.unify_schemas(fields, promote_options="permissive").field(0).type
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError) as error:
             raise HistoryError(
                 f"{path}: column {name!r} mixes types: {error}",
                 hint="a column that is copied to the output needs one type; leave it out of --keep or clean it",

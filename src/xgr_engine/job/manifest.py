@@ -72,7 +72,7 @@ def _short(value: Any) -> str:
 
 def environment() -> dict[str, Any]:
     """Versions of what ran, without importing any of it."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in ("xgr", *_LIBRARIES):
         try:
             versions[name] = version(name)

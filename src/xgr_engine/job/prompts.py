@@ -20,34 +20,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import HistoryError
 from xgr_engine.job.histories import HistoryResolver, Ragged, Resolved, no_items
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.lists import read_prompts
 from xgr_engine.job.options import HistoryOptions
+from xgr_engine.tokens.prompt import PromptRenderer
 
 IntArray = NDArray[np.int32]
-
-
-class Rendered(Protocol):
-    """A prompt: its tokens, and how many of the oldest items were left out to fit the context."""
-
-    @property
-    def token_ids(self) -> IntArray: ...
-    @property
-    def dropped(self) -> int: ...
-
-
-class Renderer(Protocol):
-    """What is needed of ``tokens.prompt.PromptRenderer``. Lengths of ready prompts are judged here, not by it."""
-
-    def render(self, histories: list[list[tuple[int, ...]]]) -> list[Rendered]: ...
-    def encode_ready(self, prompt: str | list[int]) -> IntArray: ...
+_NO_BOUND = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,7 @@ class PromptMaker:
 
     Args:
         resolver: looks the histories up.
-        renderer: writes and tokenises the prompt.
+        renderer: writes and tokenises the prompt. Ready prompts are measured here and not by it.
         options: policies for unknown ids and empty histories.
         vocab_size: rows of the model's embedding: a ready token id must lie below it.
         max_context: tokens that the model can read, those it will generate already taken off.
@@ -91,7 +77,7 @@ class PromptMaker:
     def __init__(
         self,
         resolver: HistoryResolver,
-        renderer: Renderer,
+        renderer: PromptRenderer,
         options: HistoryOptions,
         vocab_size: int,
         max_context: int,
@@ -207,6 +193,16 @@ class PromptMaker:
             prepared.rejects.append(Reject(row, "prompt-too-long", detail))
         prepared.prompts.append(np.asarray(tokens, np.int32))
         prepared.excluded.append(np.unique(np.concatenate(excluded)))
+
+
+def make_prompt_maker(model: ModelDir, resolver: HistoryResolver, options: HistoryOptions) -> PromptMaker:
+    """A PromptMaker for a model directory."""
+    renderer = model.renderer()
+    longest = renderer.max_tokens
+    if options.history_format == "prompt":
+        # Without a bound of its own, so that too long prompts get their reason code from PromptMaker.
+        renderer = PromptRenderer(model.prompt, model.tokenizer_path, model.table, _NO_BOUND, reserve=0)
+    return PromptMaker(resolver, renderer, options, model.spec.vocab_size, longest)
 
 
 def _first_of_each_row(rejects: list[Reject]) -> list[Reject]:

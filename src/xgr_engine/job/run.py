@@ -42,11 +42,10 @@ from xgr_engine.job.manifest import (
 from xgr_engine.job.options import RecommendOptions, flatten, max_rejects_of
 from xgr_engine.job.outdir import OutDir, State, check_apart
 from xgr_engine.job.output import ItemColumns, check_column_names
-from xgr_engine.job.prompts import PromptMaker
+from xgr_engine.job.prompts import PromptMaker, make_prompt_maker
 from xgr_engine.job.shard_work import Finisher, ShardWork
 from xgr_engine.job.shards import Shard, plan_shards
 from xgr_engine.progress import NoProgress, ProgressSink
-from xgr_engine.tokens.prompt import PromptRenderer
 from xgr_engine.xschedule.pipeline import Stages, run_stages
 
 Note = Callable[[str], None]
@@ -88,11 +87,6 @@ class OpenedJob:
     @property
     def rows(self) -> int:
         return sum(shard.rows for shard in self.shards)
-
-    @property
-    def reserve(self) -> int:
-        """Positions that the generated tokens need behind the prompt."""
-        return self.vocabulary.levels + len(self.model.contract.suffix_ids)
 
 
 @dataclass(frozen=True)
@@ -136,8 +130,7 @@ def open_job(options: RecommendOptions, caller: Caller) -> OpenedJob:
     else:
         state = out.state(fields, shards)
     device = resolve_device(options.device, caller.note)
-    longest = model.spec.max_context - vocabulary.levels - len(model.contract.suffix_ids)
-    memory = plan_memory(model, vocabulary, options.search, device, options.max_memory, longest)
+    memory = plan_memory(model, vocabulary, options.search, device, options.max_memory)
     return OpenedJob(options, inputs, vocabulary, model, shards, fields, out, state, device, memory)
 
 
@@ -185,6 +178,7 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
         manifest.update({name: earlier[name] for name in ("run_id", "started", "engine", "durations")})
         with _recorded(job, manifest):
             return _finish(job, finisher, manifest, started)
+    job.model.verify_weights()
     loaded = caller.engine_loader(job.model, job.vocabulary, options.search, job.device, job.memory, options.threads)
     manifest["engine"] = loaded.description
     manifest["durations"]["load"] = time.monotonic() - started
@@ -275,12 +269,7 @@ def _resolver(job: OpenedJob) -> HistoryResolver:
 
 
 def _prompt_maker(job: OpenedJob) -> PromptMaker:
-    # Ready prompts are measured by the PromptMaker, so that too long ones get a reason code of their own.
-    ready = job.options.histories.history_format == "prompt"
-    context = 2**31 - 1 if ready else job.model.spec.max_context
-    renderer = PromptRenderer(job.model.prompt, job.model.tokenizer_path, job.model.table, context, job.reserve)
-    spec = job.model.spec
-    return PromptMaker(_resolver(job), renderer, job.options.histories, spec.vocab_size, spec.max_context - job.reserve)
+    return make_prompt_maker(job.model, _resolver(job), job.options.histories)
 
 
 def _first_manifest(job: OpenedJob, caller: Caller) -> dict[str, Any]:

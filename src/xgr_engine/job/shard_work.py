@@ -132,6 +132,12 @@ def write_table(path: Path, table: pa.Table) -> None:
     commit(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
+def _read_table(path: Path) -> pa.Table:
+    """One file as it is; ``pq.read_table`` would read meaning into directory names."""
+    with pq.ParquetFile(path) as file:
+        return file.read()
+
+
 class Finisher:
     """What follows the last shard; works from the files alone, so that it also serves a run that computes nothing."""
 
@@ -160,7 +166,7 @@ class Finisher:
             writer: pq.ParquetWriter | None = None
             try:
                 for shard in shards:
-                    table = pq.read_table(self._out.sidecar(shard), partitioning=None)
+                    table = _read_table(self._out.sidecar(shard))
                     counts.update(json.loads(table.schema.metadata[_COUNTS_KEY]))
                     reasons.update(table.column("reason").to_pylist())
                     table = table.replace_schema_metadata(None)
@@ -178,8 +184,7 @@ class Finisher:
         reader = RowReader(self._inputs)
         total: Audit | None = None
         for shard in shards:
-            sidecar = pq.read_table(self._out.sidecar(shard), columns=["row"], partitioning=None)
-            rejected = sidecar.column("row").to_numpy().astype(np.int64) - shard.start
+            rejected = _read_table(self._out.sidecar(shard)).column("row").to_numpy().astype(np.int64) - shard.start
             rows = reader.read(shard.file, shard.start, shard.stop)
             part = self._auditor.part(self._out.part(shard), shard, rows, rejected)
             total = part if total is None else total + part

@@ -1,0 +1,185 @@
+"""The Python interface: load once, recommend for lists of histories in memory.
+
+For files use ``xgr recommend``, or ``xgr_engine.job.run.run_job``, which never hold a whole input in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
+from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
+from xgr_engine.job.engine import (
+    Device,
+    LoadedEngine,
+    LoadedWeights,
+    build_engine,
+    load_weights,
+    plan_memory,
+    resolve_device,
+)
+from xgr_engine.job.histories import HistoryResolver
+from xgr_engine.job.input_formats import Rows
+from xgr_engine.job.options import HistoryFormat, HistoryOptions, parse_memory
+from xgr_engine.job.output import ItemColumns, all_rejects, nested_table
+from xgr_engine.job.prompts import Prepared, Reject, make_prompt_maker
+from xgr_engine.options import Collisions, ScoreOver, SearchOptions
+from xgr_engine.xschedule.pipeline import Ranked, compute_batches
+
+_HISTORY, _EXCLUDE = "history", "exclude"
+
+
+class Recommendation(NamedTuple):
+    """One item: its id as the catalog has it, its log-probability, its codes."""
+
+    item_id: Any
+    score: float
+    sid: tuple[int, ...]
+
+
+class Recommendations(list["list[Recommendation] | None"]):
+    """A list with one entry a history: its recommendations, best first, or None where the history was rejected.
+
+    Attributes:
+        short: per history, whether fewer than ``top_k`` items were reachable.
+        rejects: number, reason code and detail of each rejected history.
+        table: the same as a pyarrow table with the columns ``items`` and ``short``, as ``xgr recommend`` writes them.
+    """
+
+    def __init__(self, table: pa.Table, rejects: list[Reject]) -> None:
+        super().__init__(_as_records(cell) for cell in table.column("items").to_pylist())
+        self.table = table
+        self.short: list[bool] = [bool(flag) for flag in table.column("short").to_pylist()]
+        self.rejects = rejects
+
+
+def _as_records(items: list[dict[str, Any]] | None) -> list[Recommendation] | None:
+    if items is None:
+        return None
+    return [Recommendation(item["item_id"], item["score"], tuple(item["sid"])) for item in items]
+
+
+def load(
+    model: str | Path = "model",
+    vocab: str | Path = "vocab",
+    device: str = "auto",
+    *,
+    threads: int | None = None,
+    max_memory: str | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Recommender:
+    """Opens a model directory and a vocabulary; the weights are loaded by the first ``recommend``.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: CPU threads; None leaves torch's choice.
+        max_memory: bytes for a batch, such as ``"2GB"``; None: from the device.
+        note: told what was chosen automatically.
+
+    Raises:
+        XgrError: either directory is unusable, they do not fit together, or the device is missing.
+    """
+    vocabulary = load_vocabulary(Path(vocab))
+    model_dir = load_model_dir(Path(model))
+    model_dir.table.bind(vocabulary.trie)
+    memory = None if max_memory is None else parse_memory(max_memory)
+    return Recommender(model_dir, vocabulary, resolve_device(device, note), threads, memory)
+
+
+class Recommender:
+    """A loaded model and catalog. Make one with :func:`load`."""
+
+    def __init__(
+        self, model: ModelDir, vocabulary: Vocabulary, device: Device, threads: int | None, max_memory: int | None
+    ) -> None:
+        self.model = model
+        self.vocabulary = vocabulary
+        self.device = device
+        self._threads = threads
+        self._max_memory = max_memory
+        self._weights: LoadedWeights | None = None
+        self._engine_for: tuple[SearchOptions, LoadedEngine] | None = None
+
+    def recommend(
+        self,
+        histories: Sequence[Sequence[Any] | str | None],
+        *,
+        top_k: int = 50,
+        beam: int = 512,
+        exclude_seen: bool = False,
+        exclude: Sequence[Sequence[Any] | None] | None = None,
+        history_format: HistoryFormat = "items",
+        max_history: int | None = None,
+        on_unknown: Literal["drop", "reject", "fail"] = "drop",
+        on_empty: Literal["template", "reject"] = "reject",
+        score_over: ScoreOver = "vocab",
+        collisions: Collisions = "all",
+        item_cols: Sequence[str] = (),
+    ) -> Recommendations:
+        """The ``top_k`` best items for each history.
+
+        Args:
+            histories: per user item ids, oldest first (SID texts, token ids or a ready prompt with another
+                ``history_format``).
+            exclude: per user item ids that must not be returned.
+            item_cols: catalog columns added to the items of ``Recommendations.table``.
+
+        The other options are those of ``xgr recommend``.
+
+        Raises:
+            XgrError: bad options, an unknown id with ``on_unknown="fail"``, or an error of the computation.
+        """
+        search = SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions)
+        options = HistoryOptions(
+            paths=("(memory)",),
+            history_col=_HISTORY,
+            history_format=history_format,
+            max_history=max_history,
+            on_unknown=on_unknown,
+            on_empty=on_empty,
+            exclude_seen=exclude_seen,
+            exclude_col=None if exclude is None else _EXCLUDE,
+        )
+        columns = ItemColumns.of(self.vocabulary, item_cols)
+        resolver = HistoryResolver(self.vocabulary, self.model.table, options)
+        prepared = make_prompt_maker(self.model, resolver, options).prepare(_rows(histories, exclude))
+        ranked = self._compute(search, prepared)
+        copied = pa.table({"user": np.arange(len(histories))})
+        table = nested_table(copied, prepared, ranked, columns).drop_columns("user")
+        return Recommendations(table, all_rejects(prepared, ranked))
+
+    def _compute(self, search: SearchOptions, prepared: Prepared) -> Ranked:
+        loaded = self._engine(search)
+        return compute_batches(loaded.engine, prepared.prompts, prepared.excluded, loaded.limits, reject_errors=False)
+
+    def _engine(self, search: SearchOptions) -> LoadedEngine:
+        """The engine for these options. Weights are loaded once; the last engine is kept."""
+        if self._weights is None:
+            self._weights = load_weights(self.model, self.device, self._threads)
+        if self._engine_for is None or self._engine_for[0] != search:
+            plan = plan_memory(self.model, self.vocabulary, search, self.device, self._max_memory)
+            self._engine_for = (search, build_engine(self._weights, self.model, self.vocabulary, search, plan))
+        return self._engine_for[1]
+
+
+def _rows(histories: Sequence[Any], exclude: Sequence[Any] | None) -> Rows:
+    lists = {_HISTORY: [_plain(cell) for cell in histories]}
+    if exclude is not None:
+        if len(exclude) != len(histories):
+            raise ValueError(f"{len(exclude)} exclusion lists for {len(histories)} histories")
+        lists[_EXCLUDE] = [_plain(cell) for cell in exclude]
+    return Rows(pa.table({"user": np.arange(len(histories))}), lists, len(histories))
+
+
+def _plain(cell: Any) -> Any:
+    """numpy arrays, pyarrow lists and other sequences as Python lists."""
+    if cell is None or isinstance(cell, str | list):
+        return cell
+    if hasattr(cell, "tolist"):
+        return cell.tolist()
+    return [value.as_py() if isinstance(value, pa.Scalar) else value for value in cell]

@@ -1,0 +1,181 @@
+"""Input files: which, in what order, which rows; row ranges equal slices of the whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xgr_engine.errors import HistoryError
+from xgr_engine.job import input_formats
+from xgr_engine.job.inputs import RowReader, find_files, open_inputs
+from xgr_engine.job.options import HistoryOptions
+
+
+def options(*paths: Any, **given: Any) -> HistoryOptions:
+    return HistoryOptions(tuple(str(path) for path in paths), **given)
+
+
+def write(path: Path, rows: int, group: int, first: int = 0) -> Path:
+    table = pa.table(
+        {
+            "user_id": pa.array(range(first, first + rows), pa.int64()),
+            "history": [[row, row + 1] for row in range(first, first + rows)],
+            "blob": ["x" * 50] * rows,
+        }
+    )
+    pq.write_table(table, path, row_group_size=group)
+    return path
+
+
+def as_text(path: Path, kind: str) -> Path:
+    """The same rows as CSV or JSON Lines, perhaps compressed."""
+    rows = pq.ParquetFile(path).read().to_pylist()
+    if kind.startswith("csv"):
+        text = "user_id,history,blob\n" + "".join(f'{r["user_id"]},"{r["history"]}",x\n' for r in rows)
+    else:
+        text = "\n\n".join(json.dumps(r) for r in rows)
+    out = path.with_suffix("." + kind)
+    out.write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
+    return out
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "csv.gz", "jsonl", "ndjson.gz"])
+def test_any_row_range_equals_the_slice_of_the_whole(tmp_path: Path, kind: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(input_formats, "BATCH_ROWS", 7)
+    path = write(tmp_path / "u.parquet", 50, 9)
+    if kind != "parquet":
+        path = as_text(path, kind)
+    inputs = open_inputs(options(path))
+    assert inputs.rows == 50
+    reader = RowReader(inputs)
+    for start, stop in ((0, 13), (13, 20), (20, 50), (5, 6), (9, 18), (0, 50), (49, 50), (50, 50)):
+        rows = reader.read(0, start, stop)
+        assert rows.length == stop - start
+        assert [int(user) for user in rows.table["user_id"].to_pylist()] == list(range(start, stop))
+        cells = rows.lists["history"]
+        cells = cells if isinstance(cells, list) else cells.to_pylist()
+        assert [json.loads(cell) if isinstance(cell, str) else cell for cell in cells] == [
+            [row, row + 1] for row in range(start, stop)
+        ]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 9))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ranges_in_order_read_every_row_once(tmp_path: Path, cuts: list[int], group: int) -> None:
+    path = write(tmp_path / "u.parquet", 40, group)
+    reader = RowReader(open_inputs(options(path)))
+    edges = sorted({0, 40, *cuts})
+    users = [u for a, b in zip(edges, edges[1:], strict=False) for u in reader.read(0, a, b).table["user_id"].to_pylist()]
+    assert users == list(range(40))
+
+
+def test_only_needed_columns_are_read(tmp_path: Path) -> None:
+    inputs = open_inputs(options(write(tmp_path / "u.parquet", 3, 3)))
+    rows = RowReader(inputs).read(0, 0, 3)
+    assert rows.table.column_names == ["user_id"] and list(rows.lists) == ["history"]
+
+
+def test_directories_globs_and_files_in_a_stable_order(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("b.parquet", "a.parquet", "_SUCCESS", ".b.parquet.crc", "_metadata", "sub/c.parquet"):
+        write(folder / name, 1, 1)
+    names = [str(path.relative_to(folder)) for path in find_files((str(folder),))]
+    assert names == ["a.parquet", "b.parquet", "sub/c.parquet"]
+    assert [path.name for path in find_files((str(folder / "*"),))] == ["a.parquet", "b.parquet"]
+    given = (str(folder / "b.parquet"), str(folder / "a.parquet"))
+    assert [path.name for path in find_files(given)] == ["b.parquet", "a.parquet"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "u[1].parquet", 1, 1)
+    assert find_files((str(path),)) == [path]
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda root: (root / "nothing.parquet",), "no such file"),
+        (lambda root: (root / "*.nothing",), "no input file"),
+        (lambda root: (root / "u.parquet", root / "u.*"), "named twice"),
+        (lambda root: ((root / "empty").mkdir(), root / "empty")[1:], "no input file"),
+        (lambda root: ((root / "d/day=1").mkdir(parents=True), root / "d")[1:], "partitioned"),
+    ],
+)
+def test_bad_paths_are_named(tmp_path: Path, make: Any, match: str) -> None:
+    write(tmp_path / "u.parquet", 1, 1)
+    with pytest.raises(HistoryError, match=match):
+        open_inputs(options(*make(tmp_path)))
+
+
+def test_unreadable_and_foreign_files_are_named(tmp_path: Path) -> None:
+    cut = write(tmp_path / "cut.parquet", 100, 10)
+    cut.write_bytes(cut.read_bytes()[:-30])
+    with pytest.raises(HistoryError, match=r"cut\.parquet"):
+        open_inputs(options(cut))
+    (tmp_path / "readme.md").write_text("hello")
+    with pytest.raises(HistoryError, match=r"readme\.md"):
+        open_inputs(options(tmp_path / "readme.md"))
+    (tmp_path / "bad.jsonl").write_text('{"user_id": 1, "history": []}\n{oops\n')
+    with pytest.raises(HistoryError, match="line 2"):
+        open_inputs(options(tmp_path / "bad.jsonl"))
+    (tmp_path / "bad.csv").write_text("user_id,history\n1,[1]\n2\n")
+    with pytest.raises(HistoryError, match=r"bad\.csv"):
+        open_inputs(options(tmp_path / "bad.csv"))
+    bare = write(tmp_path / "bare", 1, 1)
+    assert open_inputs(options(bare)).files[0].format == "parquet"
+
+
+def test_columns_that_differ_between_files(tmp_path: Path) -> None:
+    one = tmp_path / "1.parquet"
+    pq.write_table(pa.table({"user_id": ["a"], "history": [[1]]}), one)
+    two = tmp_path / "2.parquet"
+    pq.write_table(pa.table({"user_id": pa.array(["b"], pa.large_string()), "history": [["x"]]}), two)
+    inputs = open_inputs(options(one, two))
+    assert inputs.schema.field("user_id").type == pa.large_string()
+    assert RowReader(inputs).read(0, 0, 1).table.schema == RowReader(inputs).read(1, 0, 1).table.schema
+    three = tmp_path / "3.parquet"
+    pq.write_table(pa.table({"user_id": [3], "history": [[1]]}), three)
+    with pytest.raises(HistoryError, match="user_id.*int64"):
+        open_inputs(options(one, three))
+    pq.write_table(pa.table({"user_id": ["c"], "history": [[1]], "more": [1]}), three)
+    with pytest.raises(HistoryError, match="more"):
+        open_inputs(options(one, three, keep=("*",)))
+
+
+def test_missing_and_doubled_columns_are_named_with_what_is_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "u.parquet", 1, 1)
+    with pytest.raises(HistoryError, match="no column 'past'") as failure:
+        open_inputs(options(path, history_col="past"))
+    assert "user_id, history, blob" in failure.value.why
+    (tmp_path / "u.csv").write_text("user_id,history,user_id\n1,2,3\n")
+    with pytest.raises(HistoryError, match="two columns"):
+        open_inputs(options(tmp_path / "u.csv"))
+
+
+def test_json_lines_columns_of_mixed_types_are_refused_not_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_text('{"user_id": 1, "history": [1]}\n{"user_id": "a", "history": [1]}\n')
+    with pytest.raises(HistoryError, match="mixes types"):
+        open_inputs(options(path))
+
+
+def test_a_file_replaced_by_one_of_the_same_size_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path / "u.parquet", 20, 5)
+    reader = RowReader(open_inputs(options(path)))
+    reader.read(0, 0, 5)
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(HistoryError, match="changed during the run"):
+        reader.check_unchanged()
+    with pytest.raises(HistoryError, match="changed during the run"):
+        reader.read(0, 0, 5)
