@@ -46,7 +46,7 @@ _FINGERPRINTED = ("model", "contract", "sid_tokens", "prompt", "weights", "token
 _AGAIN = "run `xgr convert` again"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelDir:
     """A converted model, weights unread.
 

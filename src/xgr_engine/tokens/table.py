@@ -15,7 +15,7 @@ from xgr_engine.errors import InputError
 _SHOWN = 5  # missing tokens named in a message
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SidTokenTable:
     """Per level: the codes that have a token (ascending) and that token's id and text.
 
