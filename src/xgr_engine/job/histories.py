@@ -126,7 +126,8 @@ class HistoryResolver:
 
     def _from_sids(self, lists: Lists) -> Resolved:
         texts = lists.values if is_text_type(lists.values.type) else lists.values.cast(pa.large_string())
-        codes, readable = parse_sid_texts(texts, self._vocabulary.sid_templates)
+        # a catalog of bare codes says nothing of spelling; then the model's tokens do
+        codes, readable = parse_sid_texts(texts, self._vocabulary.sid_templates or self._table.templates or None)
         return self._from_codes(lists.offsets, codes, readable, lists.values, lists.faults)
 
     def _from_codes(

@@ -1,0 +1,139 @@
+"""The Python interface, with a real (tiny, random) model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from job_support import SIDS, Place
+
+import xgr_engine as xgr
+from xgr_engine.errors import BackendUnavailableError, HistoryError, UsageError
+from xgr_engine.job.run import run_job
+from xgr_engine.options import SearchOptions
+
+
+@pytest.fixture(scope="module")
+def loaded(assets: tuple[Path, Path]) -> xgr.Recommender:
+    return xgr.load(model=assets[1], vocab=assets[0], device="cpu")
+
+
+def test_ten_lines(loaded: xgr.Recommender) -> None:
+    recs = loaded.recommend([["112", "108"], ["107"]], top_k=10, beam=40, exclude_seen=True)
+    assert [len(one or []) for one in recs] == [10, 10] and recs.short == [False, False]
+    for number, seen in enumerate(({112, 108}, {107})):
+        found = recs[number]
+        assert found is not None
+        for item_id, score, sid in found:
+            assert item_id not in seen and score <= 0 and list(sid) == SIDS[item_id - 100]
+        assert [r.score for r in found] == sorted((r.score for r in found), reverse=True)
+        assert len({r.item_id for r in found}) == 10
+    assert recs.table.column_names == ["items", "short"] and recs.rejects == []
+
+
+def test_histories_of_every_sequence_type(loaded: xgr.Recommender) -> None:
+    forms = [[101, 102], (101, 102), np.array([101, 102]), pa.array([101, 102]), ["101", "102"]]
+    results = [loaded.recommend([form], top_k=3, beam=8)[0] for form in forms]
+    assert all(result == results[0] for result in results)
+
+
+def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
+    recs = loaded.recommend([[101], [], None, [999], [None]], top_k=2, beam=8)
+    assert [one is None for one in recs] == [False, True, True, True, True]
+    assert [(r.row, r.reason) for r in recs.rejects] == [
+        (1, "empty-history"), (2, "empty-history"), (3, "empty-history"), (4, "null-in-list"),
+    ]  # fmt: skip
+    with pytest.raises(HistoryError, match="'999'"):
+        loaded.recommend([[101], [999]], top_k=2, beam=8, on_unknown="fail")
+    with pytest.raises(UsageError, match="--top-k"):
+        loaded.recommend([[101]], top_k=9, beam=8)
+
+
+def test_exclude_and_short(loaded: xgr.Recommender) -> None:
+    recs = loaded.recommend([[101], [101]], exclude=[list(range(100, 135)), None], top_k=8, beam=40)
+    assert {r.item_id for r in recs[0] or []} == set(range(135, 140)) and recs.short == [True, False]
+    with pytest.raises(ValueError, match="1 exclusion lists for 2"):
+        loaded.recommend([[101], [101]], exclude=[[1]])
+
+
+def test_no_histories_give_no_results(loaded: xgr.Recommender) -> None:
+    assert loaded.recommend([], top_k=2, beam=8) == []
+
+
+def test_the_job_writes_what_the_api_returns(place: Place, loaded: xgr.Recommender) -> None:
+    """cases.md: batches of 1, 7 and 64: the job batches many users, the API here one at a time."""
+    histories = [[100 + (i * 7 + j) % 40 for j in range(i % 6 + 1)] for i in range(30)]
+    users = place.users(histories)
+    search = SearchOptions(beam=16, top_k=12)
+    report = run_job(place.options(users, exclude_seen=True, search=search, shard_rows=11))
+    assert report.failure is None and report.record["audit"]["line"].startswith("users=30, items=360, invalid=0")
+    written = place.written()["items"].to_pylist()
+    for history, items in zip(histories, written, strict=True):
+        [alone] = loaded.recommend([history], exclude_seen=True, top_k=12, beam=16)
+        assert alone is not None and len(alone) == len(items) == 12
+        np.testing.assert_allclose([i["score"] for i in items], [r.score for r in alone], atol=1e-5)
+        gaps = np.abs(np.diff([r.score for r in alone]))
+        if (gaps > 1e-4).all():
+            assert [i["item_id"] for i in items] == [r.item_id for r in alone]
+
+
+def test_two_runs_give_the_same_bits(place: Place) -> None:
+    users = place.users([[100 + i % 40, 105] for i in range(25)])
+    options = place.options(users, search=SearchOptions(beam=16, top_k=10), shard_rows=10)
+    run_job(options)
+    first = place.written()
+    run_job(place.options(users, search=SearchOptions(beam=16, top_k=10), shard_rows=10, fresh=True))
+    assert place.written().equals(first)
+
+
+def test_items_seen_shrink_the_list_inside_the_search(place: Place) -> None:
+    """cases.md: implicit#198: the rule works inside the search: 40 items, 36 seen, K 3 gives 3, K 8 gives 4 and short."""
+    users = place.users([list(range(100, 136))])
+    for top_k, expected in ((3, 3), (8, 4)):
+        run_job(place.options(users, exclude_seen=True, search=SearchOptions(beam=8, top_k=top_k), fresh=True))
+        table = place.written()
+        assert len(table["items"].to_pylist()[0]) == expected
+        assert table["short"].to_pylist() == [expected < top_k]
+
+
+def test_a_device_asked_for_by_name_must_be_there(assets: tuple[Path, Path]) -> None:
+    import torch
+
+    with pytest.raises(UsageError, match="--device tpu"):
+        xgr.load(model=assets[1], vocab=assets[0], device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(BackendUnavailableError, match="no CUDA device"):
+            xgr.load(model=assets[1], vocab=assets[0], device="cuda:3")
+        said: list[str] = []
+        assert xgr.load(model=assets[1], vocab=assets[0], note=said.append).device.name == "cpu"
+        assert said == ["no CUDA device: computing on the CPU"]
+
+
+def test_import_alone_is_light() -> None:
+    code = (
+        "import sys, xgr_engine as xgr; "
+        "heavy = {'torch', 'pyarrow', 'polars', 'transformers'} & sys.modules.keys(); "
+        "assert not heavy, heavy; assert callable(xgr.load); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_recommending_needs_no_polars(place: Place) -> None:
+    users = place.users([[100]])
+    code = (
+        "import sys\n"
+        "sys.modules['polars'] = None\n"
+        "import xgr_engine as xgr\n"
+        f"r = xgr.load(model={str(place.model)!r}, vocab={str(place.vocab)!r}, device='cpu')\n"
+        "assert len(r.recommend([[101]], top_k=3, beam=8)[0]) == 3\n"
+        "from xgr_cli.main import run\n"
+        f"assert run(['recommend', '--in', {str(users)!r}, '--model', {str(place.model)!r}, '--vocab', "
+        f"{str(place.vocab)!r}, '--out', {str(place.out)!r}, '--beam', '8', '--top-k', '3', '-q']) == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    assert len(pq.ParquetFile(place.out / "part-00000-of-00001.parquet").read()["items"].to_pylist()[0]) == 3
