@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from xgr_engine.catalog.swap import replacement
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.checkpoint.hf_config import HfConfig, parse_hf_config
 from xgr_engine.checkpoint.hf_source import (
@@ -36,7 +37,6 @@ from xgr_engine.checkpoint.model_dir import (
 )
 from xgr_engine.checkpoint.options import ConvertOptions, ConvertReport
 from xgr_engine.checkpoint.plan import make_plan
-from xgr_engine.checkpoint.swap import staged_directory
 from xgr_engine.checkpoint.transfer import transfer_weights
 from xgr_engine.checkpoint.verify import ParityReport, verify_parity
 from xgr_engine.errors import CheckpointError, OutputExistsError
@@ -103,7 +103,7 @@ def convert(
         return ConvertReport("unchanged", model, (), (), parity, time.monotonic() - started)
     with Shards(options.source, parts.files) as shards:
         plan = make_plan(parts.config, shards, options.dtype, options.source)
-        with staged_directory(options.out) as stage:
+        with replacement(options.out) as stage:
             checksums, size = transfer_weights(
                 stage / WEIGHTS_FILE, plan, shards, parts.table, progress or NoProgress()
             )

@@ -7,7 +7,7 @@
      "contract": {"score_suffix": [token ids], "score_suffix_text": "\\n"},
      "sid_tokens": [{"template": "<a_{}>" | null, "codes": [...], "token_ids": [...]}, ... one a level],
      "prompt": {"name": "...", "template": "...", "bos_ids": [...]},
-     "weights": {"size": bytes, "tensors": {name: sha256 of its bytes}},
+     "weights": {"size": bytes, "tensors": {name, or "(header)": sha256 of its bytes}},
      "tokenizer": {file name: sha256},
      "vocab_checked": {"path": "...", "content_hash": "..."} | null,
      "source": {"path": "...", "files": {name: sha256}, "request": sha256 over the files and the options},

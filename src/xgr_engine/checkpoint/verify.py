@@ -120,9 +120,10 @@ def _transformers_log_probs(source: Path, model: ModelDir, prompts: Sequence[Int
         raise BackendUnavailableError(
             "--verify compares with transformers, which is not installed", hint="pip install 'xgr[hf]'"
         ) from error
-    transformers.utils.logging.disable_progress_bar()
-    kind = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
+    library: Any = transformers  # typed in part only
+    library.utils.logging.disable_progress_bar()
+    kind = "dtype" if int(library.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    reference = library.AutoModelForCausalLM.from_pretrained(
         str(source), local_files_only=True, **{kind: torch.float32}
     )
     if not model.spec.tied and reference.config.tie_word_embeddings:
