@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -121,8 +122,8 @@ def _sampled_schema(path: Path, item_col: str) -> pa.Schema | None:
     """
     fields: dict[str, pa.DataType] = {}
     id_kinds: dict[type, object] = {}
-    with pa.input_stream(str(path)) as stream, pa.PythonFile(stream) as file:
-        lines = itertools.islice(iter(file.readline, b""), _JSON_SAMPLE_LINES)
+    with pa.input_stream(str(path)) as stream, io.BufferedReader(stream) as file:
+        lines = itertools.islice(file, _JSON_SAMPLE_LINES)
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

@@ -83,17 +83,18 @@ class _Object(dict[str, Any]):
 
 
 def _sid_array(values: list[Any], item_id: pa.Array, path: Path) -> pa.Array:
-    for kind in (pa.list_(pa.string()), pa.list_(pa.int64()), pa.string()):
-        try:
-            return pa.array(values, kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
-            continue
-    sort = next((kind for kind in map(_sort_of, values) if kind != "nothing"), "nothing")
-    row = next(row for row, value in enumerate(values) if _sort_of(value) not in (sort, "nothing") or sort == "odd")
-    raise CatalogError(
-        f"{path}, item {item_id[row].as_py()}: {json.dumps(values[row], default=str)[:80]} is no SID",
-        hint="every item needs a list of tokens, or every item a list of codes",
-    )
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        # Name the first value that is unlike the others, or that no SID can be.
+        sorts = [_sort_of(value) for value in values]
+        usual = next((sort for sort in sorts if sort not in ("nothing", "odd")), "nothing")
+        row = next((row for row, sort in enumerate(sorts) if sort not in (usual, "nothing")), 0)
+        raise CatalogError(
+            f"{path}, item {item_id[row].as_py()}: {json.dumps(values[row], default=str)[:80]} is no SID",
+            why=str(error),
+            hint="every item needs a list of tokens, or every item a list of codes",
+        ) from error
 
 
 def _sort_of(value: Any) -> str:
