@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,3 +183,15 @@ def test_shown_values() -> None:
 def test_jsonable_keeps_json_valid() -> None:
     given = {1: {2}, "f": np.float32("inf"), "nested": [{"p": Path("x")}]}
     assert json.dumps(jsonable(given), allow_nan=False) == '{"1": [2], "f": null, "nested": [{"p": "x"}]}'
+
+
+def test_ctrl_c_ends_with_130_and_one_line(tmp_path: Path) -> None:
+    sleep = "    output.note('begun')\n    __import__('time').sleep(60)\n"
+    waiting = TOY.replace("    for n in range(lines):\n", f"{sleep}    for n in []:\n")
+    process = subprocess.Popen([sys.executable, "-c", waiting, "toy"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert process.stderr.read() == "error: stopped by Ctrl-C\n"
+    process.stderr.close()
