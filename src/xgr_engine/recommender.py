@@ -28,8 +28,8 @@ from xgr_engine.xbeam.reference import (
 )
 from xgr_engine.xbeam.state import Beams, Finished, TrieLevel, upload_trie
 
-# Rows a user expands before the search looks whether the rest can still matter. Measured on the fixture model, 2 cores:
-# see docs/performance.md, "Rows that cannot win".
+# Rows a user expands on a CPU before the search looks whether the rest can still matter: docs/performance.md, "Rows
+# that cannot win".
 ROWS_AT_ONCE = 48
 
 
@@ -68,8 +68,8 @@ class Recommender:
         trie: the catalog; table: the model's SID tokens. A code without a token is an error.
         score_suffix: token ids that belong to every answer's score but to no SID (the model's score contract).
         options: beam width and the rest.
-        prune_rows: expand rows best first and stop where none can win; None decides by device (on a CPU it saves
-            time, on a GPU it would make the host wait for the device).
+        rows_at_once: expand that many rows, best first, before looking whether the others can still win; 0: all at
+            once. None decides by device (on a CPU it saves time, on a GPU the host would wait for the device).
     """
 
     def __init__(
@@ -81,17 +81,23 @@ class Recommender:
         options: SearchOptions,
         *,
         score_suffix: tuple[int, ...] = (),
-        prune_rows: bool | None = None,
+        rows_at_once: int | None = None,
     ) -> None:
         self.model = model
         self.trie = trie
         self.options = options
         self.score_suffix = score_suffix
-        self.prune_rows = model.device.type == "cpu" if prune_rows is None else prune_rows
+        by_device = ROWS_AT_ONCE if model.device.type == "cpu" else 0
+        self.rows_at_once = by_device if rows_at_once is None else rows_at_once
         self.levels = upload_trie(trie, table.bind(trie), model.device)
         tokens = [torch.from_numpy(ids.astype(np.int64)).to(model.device) for ids in table.token_ids[: trie.levels]]
         self.head = Head(head_weight, tokens)
         self.counters = SearchCounters()
+
+    @property
+    def implementation(self) -> str:
+        """Which kernels run, for the manifest."""
+        return self.model.ops.name
 
     @property
     def slots(self) -> int:
@@ -150,8 +156,8 @@ class Recommender:
         """
         beams = self._with_slots(search, beams, depth)
         scored = ScoredRows(beams)
-        waiting, at_once = beams.alive, ROWS_AT_ONCE
-        self.counters.rows_live += int(waiting.sum()) if self.prune_rows else 0
+        waiting, at_once = beams.alive, self.rows_at_once
+        self.counters.rows_live += int(waiting.sum()) if self.rows_at_once else 0
         enough = self._enough(level)
         while True:
             chosen = waiting if enough is None else _best_rows(beams, waiting, at_once)
@@ -175,7 +181,7 @@ class Recommender:
 
     def _enough(self, level: TrieLevel) -> int | None:
         """How many candidates make a row that scores below them all pointless; None to expand every row."""
-        if not self.prune_rows:
+        if not self.rows_at_once:
             return None
         if level.leaf is None:
             return self.options.beam
@@ -197,17 +203,16 @@ class Recommender:
             return self.head.level_scores(search.hidden, depth, self.options.score_over)
         user, row = chosen.nonzero(as_tuple=True)
         grid_row, ancestors = row, beams.ancestors
-        if self.prune_rows:  # a narrower grid: attention must not pay for rows that are not computed
+        if self.rows_at_once:  # a narrower grid: attention must not pay for rows that are not computed
             grid_row = (chosen.cumsum(1) - 1)[user, row]
             ancestors = ancestors.new_full((len(chosen), int(chosen.sum(1).max()), ancestors.shape[2]), -1)
             ancestors[user, grid_row] = beams.ancestors[user, row]
         rows = Rows(
-            user=user,
-            row=grid_row,
             tokens=self.head.level_tokens[depth - 1][beams.column[user, row]],
-            depth=torch.full_like(user, depth - 1),
-            slots=beams.ancestors[user, row, -1].long(),
+            position=search.cache.lengths[user] + depth - 1,
+            slots=user * self.slots + beams.ancestors[user, row, -1],
             ancestors=ancestors,
+            cells=user * ancestors.shape[1] + grid_row,
         )
         hidden = self.model.decode(rows, search.cache)
         search.finite = (
@@ -229,7 +234,8 @@ class Recommender:
             own = search.free_slot + torch.arange(score.shape[1], dtype=torch.int32, device=score.device)
             search.free_slot += score.shape[1]
             ancestors = torch.cat([ancestors, own.expand(len(score), -1)[:, :, None]], dim=2)
-            rows = Rows(user, row, tokens, depth - 1 + offset, own[row].long(), ancestors)
+            position = search.cache.lengths[user] + depth - 1 + offset
+            rows = Rows(tokens, position, user * self.slots + own[row], ancestors, user * ancestors.shape[1] + row)
             hidden = self.model.decode(rows, search.cache)
             score[user, row] += self.head.token_log_probs(hidden, token)
             tokens = torch.full_like(tokens, token)

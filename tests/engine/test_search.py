@@ -24,15 +24,15 @@ PROFILE = settings(max_examples=150, deadline=None)
     score_over=st.sampled_from(["vocab", "level", "allowed"]),
     collisions=st.sampled_from(["all", "first"]),
     suffix=st.sampled_from([(), (2,), (2, 1)]),
-    prune=st.booleans(),
+    rows_at_once=st.sampled_from([0, 1, 2, 5, None]),
     data=st.data(),
 )
-def test_equals_brute_force(world, sids, beam, narrower, score_over, collisions, suffix, prune, data) -> None:
+def test_equals_brute_force(world, sids, beam, narrower, score_over, collisions, suffix, rows_at_once, data) -> None:
     """Unequal depths, a SID that is a prefix of another, shared SIDs, W from 1 to more than the items, K <= W."""
     catalog = TinyCatalog.of(sids)
     top_k = max(1, beam - narrower)
     options = SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions)
-    recommender = world.recommender(catalog, options, score_suffix=suffix, prune_rows=prune)
+    recommender = world.recommender(catalog, options, score_suffix=suffix, rows_at_once=rows_at_once)
     prompts = random_prompts(1, [1, 5, 9])
     excluded = [data.draw(st.sets(st.integers(0, len(sids) - 1))) for _ in prompts]
     result = recommender.run(
@@ -141,12 +141,12 @@ def test_more_results_than_beams_is_a_usage_error() -> None:
         SearchOptions(beam=2, top_k=3)
 
 
-@pytest.mark.parametrize("prune", [True, False])
-def test_equal_scores_are_ordered_by_sid(world: TinyWorld, prune: bool) -> None:
+@pytest.mark.parametrize("rows_at_once", [0, 3])
+def test_equal_scores_are_ordered_by_sid(world: TinyWorld, rows_at_once: int) -> None:
     """A head of zeros makes all scores equal: the list is in SID order, and the smallest SIDs win."""
     sids = [(a, b, c) for a in range(6) for b in range(6) for c in range(6)]
     catalog = TinyCatalog.of(sids)
-    recommender = world.recommender(catalog, SearchOptions(beam=16, top_k=16), prune_rows=prune)
+    recommender = world.recommender(catalog, SearchOptions(beam=16, top_k=16), rows_at_once=rows_at_once)
     recommender.head.weight = recommender.head.weight * 0
     result = recommender.run(random_prompts(0, [4, 4]), [np.empty(0, np.int32)] * 2)
     for answer in lists(catalog, result):
@@ -188,8 +188,8 @@ def test_pruned_rows_change_nothing_but_the_work(world: TinyWorld) -> None:
     catalog = TinyCatalog.of(sids)
     prompts, nothing = random_prompts(11, [10] * 4), [np.empty(0, np.int32)] * 4
     options = SearchOptions(beam=200, top_k=3)
-    pruned = world.recommender(catalog, options, prune_rows=True)
-    whole = world.recommender(catalog, options, prune_rows=False)
+    pruned = world.recommender(catalog, options, rows_at_once=8)
+    whole = world.recommender(catalog, options, rows_at_once=0)
     for one, other in zip(
         lists(catalog, pruned.run(prompts, nothing)), lists(catalog, whole.run(prompts, nothing)), strict=True
     ):
@@ -212,7 +212,9 @@ def test_a_model_of_nans_is_an_error(world: TinyWorld) -> None:
     from xgr_engine.errors import XgrError
     from xgr_engine.models.decoder_only import DecoderOnly
 
-    model = DecoderOnly(world.spec, world.model.embed * float("nan"), world.model.norm, world.model.layers)
+    model = DecoderOnly(
+        world.spec, world.model.embed * float("nan"), world.model.norm, world.model.layers, world.model.ops
+    )
     recommender = world.recommender(TinyCatalog.of([(0, 1), (2, 2)]), SearchOptions(beam=2, top_k=2))
     recommender.model = model
     with pytest.raises(XgrError, match="not a number"):

@@ -64,7 +64,7 @@ def rope_and_store(
         [N, Hq, D] the queries, dtype of ``qkv``.
     """
     kv_heads, dim = k_cache.shape[1:]
-    heads = _wide(qkv).view(len(qkv), -1, dim)
+    heads = _wide(qkv).view(len(qkv), qkv.shape[1] // dim, dim)
     q, k, v = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     q = _rotate(_head_norm(q, q_norm, eps), cos[position], sin[position])
     k = _rotate(_head_norm(k, k_norm, eps), cos[position], sin[position])

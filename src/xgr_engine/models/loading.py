@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xgr_engine.errors import CheckpointError
 from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
+from xgr_engine.models.ops import Ops, choose_ops
 from xgr_engine.models.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -22,9 +23,17 @@ def compute_dtype(stored: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(
-    spec: ModelSpec, weights: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    spec: ModelSpec,
+    weights: Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    ops: Ops | None = None,
 ) -> tuple[DecoderOnly, Tensor]:
     """Read ``model.safetensors`` (names as in :class:`ModelSpec`).
+
+    Args:
+        dtype: to compute in; None: float32 on a CPU, else as stored.
+        ops: kernels; None: the best for the device.
 
     Returns:
         The model, and the output projection [V, H] (the embedding itself when tied).
@@ -49,7 +58,7 @@ def load_model(
             why=str(error),
             hint="run `xgr convert` again; `xgr inspect` shows what the directory should hold",
         ) from error
-    return DecoderOnly(spec, embed, norm, layers), head
+    return DecoderOnly(spec, embed, norm, layers, ops or choose_ops(device)), head
 
 
 def _layer(spec: ModelSpec, read: Callable[[str], Tensor], at: str) -> LayerWeights:

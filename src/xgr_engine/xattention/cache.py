@@ -13,7 +13,8 @@ class KVCache:
     """Buffers of one batch, all layers.
 
     Attributes:
-        prompt_k, prompt_v: [layers, T, Hkv, D], prompts packed back to back.
+        prompt_k, prompt_v: [layers, T, Hkv, D], prompts packed back to back behind ``prompt_start[0]`` rows that hold
+            what all prompts begin with (each user's region repeats it, so that a user's keys are one run).
         prompt_start: int32 [U + 1] on the device; user u owns rows ``prompt_start[u] : prompt_start[u + 1]``.
         lengths: int64 [U] prompt lengths on the device; the position of a user's first generated token.
         gen_k, gen_v: [layers, U, S, Hkv, D], S slots a user. A beam finds its own tokens through its ancestor table.
@@ -39,14 +40,18 @@ class KVCache:
         lengths: list[int],
         slots: int,
         *,
+        shared: int,
         layers: int,
         kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """Room for prompts of ``lengths`` tokens and ``slots`` generated tokens a user. Contents are undefined."""
-        starts = [0]
+        """Room for prompts of ``lengths`` tokens, ``slots`` generated tokens a user, and ``shared`` rows in front.
+
+        Contents are undefined.
+        """
+        starts = [shared]
         for length in lengths:
             starts.append(starts[-1] + length)
 

@@ -1,0 +1,87 @@
+"""Which implementation of the kernels a model runs on: plain torch (the definition) or Triton (the GPU path)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from xgr_engine.errors import BackendUnavailableError, UsageError
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The steps of a layer that are not matrix products, all of one implementation (signatures in the references)."""
+
+    name: str
+    add_rms_norm: Callable[..., Tensor]
+    silu_mul: Callable[..., Tensor]
+    rope_and_store: Callable[..., Tensor]
+    beam_attention: Callable[..., Tensor]
+    prompt_attention: Callable[..., Tensor]
+
+
+def reference_ops() -> Ops:
+    """Plain torch, on any device."""
+    from xgr_engine.kernels import reference as elementwise
+    from xgr_engine.xattention import reference as attention
+
+    return Ops(
+        name="reference",
+        add_rms_norm=elementwise.add_rms_norm,
+        silu_mul=elementwise.silu_mul,
+        rope_and_store=elementwise.rope_and_store,
+        beam_attention=attention.beam_attention,
+        prompt_attention=attention.prompt_attention,
+    )
+
+
+def triton_ops() -> Ops:
+    """Triton kernels.
+
+    Raises:
+        BackendUnavailableError: triton is not installed.
+    """
+    try:
+        from xgr_engine.kernels import triton as elementwise
+        from xgr_engine.xattention import triton as attention
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "the Triton kernels cannot be loaded", why=str(error), hint="install triton, or use the reference kernels"
+        ) from error
+    from xgr_engine.xattention import prefill
+
+    return Ops(
+        name="triton",
+        add_rms_norm=elementwise.add_rms_norm,
+        silu_mul=elementwise.silu_mul,
+        rope_and_store=elementwise.rope_and_store,
+        beam_attention=attention.beam_attention,
+        prompt_attention=prefill.prompt_attention,
+    )
+
+
+def choose_ops(device: torch.device, wanted: str = "auto", note: Callable[[str], None] = lambda text: None) -> Ops:
+    """``auto``: Triton on a GPU, plain torch elsewhere; what falls back says so. A name is taken literally.
+
+    Raises:
+        UsageError: no such implementation.
+        BackendUnavailableError: the named one cannot run on this device.
+    """
+    if wanted not in ("auto", "reference", "triton"):
+        raise UsageError(f"kernels {wanted}: must be auto, reference or triton")
+    if wanted == "reference" or (wanted == "auto" and device.type != "cuda"):
+        return reference_ops()
+    if device.type != "cuda":
+        raise BackendUnavailableError(
+            f"the Triton kernels need a GPU, this model is on {device}", hint="use the reference kernels on a CPU"
+        )
+    try:
+        return triton_ops()
+    except BackendUnavailableError as error:
+        if wanted == "triton":
+            raise
+        note(f"{error.what}: {error.why}; using plain torch, which is slower")
+        return reference_ops()

@@ -1,0 +1,73 @@
+"""Ragged prompts as one packed sequence of tokens: no padding, and what all of them begin with stands there once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedPrompts:
+    """First the tokens that all prompts begin with (computed once), then each user's own tokens.
+
+    Attributes:
+        tokens, positions: int64 [N] token ids and their positions.
+        prefix: how many tokens are shared; 0 for a single prompt.
+        lengths: [U] whole prompts, the shared tokens included.
+        query_start, key_start: sequences of the packed self-attention (the prefix first, when there is one): runs of
+            ``tokens``, and runs of cache rows.
+        cache_rows: int64 [N] where each token's key and value belong in the cache.
+        prefix_rows: int64 [U, prefix] where each user's region repeats the prefix.
+        last: int64 [U] place of each prompt's last token.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    prefix: int
+    lengths: list[int]
+    query_start: list[int]
+    key_start: list[int]
+    cache_rows: Tensor
+    prefix_rows: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, prompts: list[NDArray[np.int32]], device: torch.device) -> PackedPrompts:
+        """Pack U prompts of at least one token each."""
+        prefix = shared_prefix_length(prompts)
+        lengths = [len(prompt) for prompt in prompts]
+        own = np.array(lengths) - prefix
+        region = prefix + np.concatenate([[0], np.cumsum(lengths)])  # the shared rows stand in front
+        head = np.arange(prefix)
+        own_rows = [np.arange(start + prefix, end) for start, end in pairwise(region)]
+        shared = [prefix] if prefix else []
+        arrays = {
+            "tokens": np.concatenate([prompts[0][:prefix], *(prompt[prefix:] for prompt in prompts)]),
+            "positions": np.concatenate([head, *(np.arange(prefix, length) for length in lengths)]),
+            "cache_rows": np.concatenate([head, *own_rows]),
+            "prefix_rows": region[:-1, None] + head,
+            "last": prefix + np.cumsum(own) - 1,
+        }
+        return cls(
+            prefix=prefix,
+            lengths=lengths,
+            query_start=np.cumsum([0, *shared, *own]).tolist(),
+            key_start=([0] if prefix else []) + region.tolist(),
+            **{name: torch.from_numpy(array.astype(np.int64)).to(device) for name, array in arrays.items()},
+        )
+
+
+def shared_prefix_length(prompts: list[NDArray[np.int32]]) -> int:
+    """Tokens that all prompts begin with, leaving each at least one of its own; 0 for a single prompt."""
+    if len(prompts) < 2:
+        return 0
+    limit = min(len(prompt) for prompt in prompts) - 1
+    same = np.ones(limit, bool)
+    for prompt in prompts[1:]:
+        same &= prompt[:limit] == prompts[0][:limit]
+    return int(limit if same.all() else same.argmin())
