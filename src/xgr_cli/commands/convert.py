@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "xgr convert checkpoint/ --vocab vocab --out model --prompt minionerec-eval",
     "xgr convert checkpoint/ --prompt my_prompt.j2 --score-suffix eos --verify",
-    "xgr convert tiger/ --token-offsets 2,258,514",
+    "xgr convert llama-tiger/ --token-offsets 2,258,514",
 )
 
 DEFAULT_VOCAB = Path("vocab")
@@ -48,14 +48,15 @@ def convert(
         Dtype | None, option("--dtype", help="type of the stored weights", panel="Output", show_default="the source's")
     ] = None,
     prompt: Annotated[
-        str,
+        str | None,
         option(
             "--prompt",
             help="lc-rec, minionerec-eval, openonerec, sids-only, or a Jinja template file",
             panel="Model",
             metavar="PRESET|FILE.j2",
+            show_default="sids-only",
         ),
-    ] = "sids-only",
+    ] = None,
     sid_tokens: Annotated[
         str | None,
         option(
@@ -96,13 +97,15 @@ def convert(
     log_every: LogEvery = 60.0,
 ) -> None:
     """See the module."""
-    from xgr_engine.checkpoint.options import ConvertOptions, describe
+    from xgr_engine.checkpoint.options import DEFAULT_PROMPT, ConvertOptions, describe
 
+    if prompt is None:
+        output.note(f"no --prompt: {DEFAULT_PROMPT}, the tokens of the history without words")
     options = ConvertOptions(
         source=source,
         out=out,
         dtype=dtype,
-        prompt=prompt,
+        prompt=prompt or DEFAULT_PROMPT,
         sid_tokens=sid_tokens,
         token_offsets=None if token_offsets is None else _offsets(token_offsets),
         score_suffix=score_suffix,
