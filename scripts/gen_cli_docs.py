@@ -166,7 +166,9 @@ def _type_name(kind: Any) -> str:
     choices = [entry for entry in get_args(kind) if entry is not type(None)]
     if get_origin(kind) is Literal:
         return "|".join(str(choice) for choice in choices)
-    if get_origin(kind) is list or len(choices) == 1:
+    if get_origin(kind) is list:
+        return f"{_type_name(choices[0])}..."
+    if len(choices) == 1:
         return _type_name(choices[0])
     return {Path: "path", str: "text", float: "number"}.get(kind) or str(kind.__name__)
 

@@ -98,8 +98,9 @@ def _command_help(module: Any) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
+        group: Any = typer.main.get_command(build_app())
         # standalone_mode=False: errors come here instead of being printed in the parser's own style.
-        code = build_app()(list(arguments) or ["--help"], prog_name="xgr", standalone_mode=False)
+        code = group(_spread(arguments, group) or ["--help"], prog_name="xgr", standalone_mode=False)
         return code if isinstance(code, int) else errors.DONE
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else errors.FAILED
@@ -107,6 +108,27 @@ def run(arguments: Sequence[str]) -> int:
         return errors.INTERRUPTED
     except BaseException as error:  # a bad command line, a bad configuration file, Ctrl-C while importing
         return errors.report(error, Output(verbose="-v" in arguments or "--verbose" in arguments))
+
+
+def _spread(arguments: Sequence[str], group: Any) -> list[str]:
+    """``--in a b c`` as ``--in a --in b --in c``, so that the shell may expand a pattern after ``--in``.
+
+    Only for commands without positional arguments, where the meaning is plain; the parser takes one value an option.
+    """
+    command = group.commands.get(arguments[0]) if arguments else None
+    if command is None or any(param.param_type_name == "argument" for param in command.params):
+        return list(arguments)
+    repeatable = {flag for param in command.params if param.multiple for flag in param.opts}
+    spread, flag, values = [arguments[0]], "", 0
+    for word in arguments[1:]:
+        if word.startswith("-") and word != "-":
+            name, equals, _ = word.partition("=")
+            flag, values = (name, int(bool(equals))) if name in repeatable else ("", 0)
+        elif flag:
+            spread += [flag] if values else []
+            values += 1
+        spread.append(word)
+    return spread
 
 
 def main() -> None:

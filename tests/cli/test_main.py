@@ -76,3 +76,24 @@ def test_shared_variables_mean_the_same_place() -> None:
     assert variables["build-vocab"]["--out"] == variables["recommend"]["--vocab"] == "XGR_VOCAB"
     assert variables["convert"]["--out"] == variables["recommend"]["--model"] == "XGR_MODEL"
     assert variables["recommend"]["--out"] == variables["eval"]["--recs"] == "XGR_RECS"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "inputs"),
+    [
+        (["--in", "a"], ["a"]),
+        (["--in", "a", "b", "c", "--beam", "3"], ["a", "b", "c"]),
+        (["--beam", "3", "--in=a", "b", "--in", "c", "d"], ["a", "b", "c", "d"]),
+        (["--in", "a", "-q", "--in", "b"], ["a", "b"]),
+    ],
+)
+def test_several_inputs_may_follow_one_flag(cli: RunCli, arguments: list[str], inputs: list[str]) -> None:
+    """As a shell leaves ``--in users/*.parquet``."""
+    settings = cli("recommend", *arguments, "--show-config", "--json").json["settings"]
+    assert settings["in"]["value"] == inputs
+    assert settings["beam"]["value"] == (3 if "--beam" in arguments else 512)
+
+
+def test_a_stray_word_is_still_an_error(cli: RunCli) -> None:
+    outcome = cli("recommend", "--in", "a", "--beam", "3", "stray")
+    assert outcome.code == 2 and "stray" in outcome.err
