@@ -9,7 +9,10 @@ thousand distinct rows however many users there are.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from xgr_engine.metrics.ranking import FloatArray
@@ -52,10 +55,21 @@ def mean_intervals(
 
 
 def _distinct_rows(values: FloatArray) -> tuple[FloatArray, NDArray[np.int64]]:
-    """The distinct rows of ``values`` and how often each occurs. Column by column: faster than sorting whole rows."""
+    """The distinct rows of ``values`` and how often each occurs.
+
+    Column by column with Arrow's hash tables: far faster than sorting a million rows of many columns.
+    """
     label = np.zeros(len(values), np.int64)
     for column in values.T:
-        numbers, inverse = np.unique(column, return_inverse=True)
-        _, label = np.unique(label * len(numbers) + inverse, return_inverse=True)
-    _, first, count = np.unique(label, return_index=True, return_counts=True)
-    return values[first], count.astype(np.int64)
+        number = _codes(np.ascontiguousarray(column))
+        label = _codes(label * (int(number.max()) + 1) + number)
+    # Labels count up in order of first occurrence, so each one's first row is where the running maximum grows.
+    running = np.maximum.accumulate(label)
+    first = np.flatnonzero(np.concatenate(([True], running[1:] > running[:-1])))
+    return values[first], np.bincount(label).astype(np.int64)
+
+
+def _codes(values: NDArray[Any]) -> NDArray[np.int64]:
+    """[N] the same number for equal values, numbered in order of first occurrence."""
+    codes: NDArray[np.int64] = pa.array(values).dictionary_encode().indices.to_numpy().astype(np.int64)
+    return codes

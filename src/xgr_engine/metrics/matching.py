@@ -14,7 +14,7 @@ from xgr_engine.catalog.sid_text import parse_sid_texts
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import InputError
 from xgr_engine.job.lists import Lists as IdLists
-from xgr_engine.metrics.ranking import UNKNOWN, Lists
+from xgr_engine.metrics.ranking import UNKNOWN, Lists, is_member
 from xgr_engine.metrics.recs import RecChunk
 from xgr_engine.metrics.truth import Truth
 
@@ -69,19 +69,13 @@ def target_in_history(truth: Truth, *, block: int = 50_000) -> NDArray[np.bool_]
         target_key, past_key = shared_keys(
             truth.targets.values.take(pa.array(target_at)), truth.history.values.take(pa.array(past_at))
         )
-        seen[rows] = any_common(len(rows), Lists(target_row, target_key), Lists(past_row, past_key))
+        seen[rows] = _rows_with_target_seen(len(rows), Lists(target_row, target_key), Lists(past_row, past_key))
     return seen
 
 
-def any_common(rows: int, one: Lists, other: Lists) -> NDArray[np.bool_]:
-    """[rows] whether the row's two lists share a key."""
-    span = int(max(one.key.max(initial=0), other.key.max(initial=0))) + 1
-    known_one, known_other = one.key >= 0, other.key >= 0
-    both = np.isin(
-        one.row[known_one] * span + one.key[known_one], other.row[known_other] * span + other.key[known_other]
-    )
+def _rows_with_target_seen(rows: int, targets: Lists, history: Lists) -> NDArray[np.bool_]:
     found = np.zeros(rows, bool)
-    found[one.row[known_one][both]] = True
+    found[history.row[is_member(history, targets)]] = True
     return found
 
 
@@ -95,7 +89,7 @@ def target_sid_in_history(truth: Truth, target_leaf: IntArray, vocabulary: Vocab
     codes, _ = parse_sid_texts(truth.history.values, vocabulary.sid_templates)
     past_leaf = vocabulary.leaves_of_codes(codes).astype(np.int64)
     rows = np.arange(truth.rows)
-    return any_common(
+    return _rows_with_target_seen(
         truth.rows,
         Lists(np.repeat(rows, truth.targets.lengths), target_leaf),
         Lists(np.repeat(rows, truth.history.lengths), past_leaf),

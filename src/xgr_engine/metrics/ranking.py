@@ -41,11 +41,13 @@ class Lists:
         known = np.flatnonzero(self.key >= 0)
         if len(known) == 0:
             return self, 0
+        # Sorting values is ten times as fast as sorting with positions, and mostly there is nothing to remove.
+        pairs = np.sort(self.row[known] * (int(self.key.max()) + 1) + self.key[known])
+        if not (pairs[1:] == pairs[:-1]).any():
+            return self, 0
         # A stable sort by (row, key): in a run of equal pairs the first is the one that came first in the list.
         order = known[np.lexsort((self.key[known], self.row[known]))]
         repeat = (self.row[order[1:]] == self.row[order[:-1]]) & (self.key[order[1:]] == self.key[order[:-1]])
-        if not repeat.any():
-            return self, 0
         keep = np.ones(len(self.key), bool)
         keep[order[1:][repeat]] = False
         return Lists(self.row[keep], self.key[keep]), int(repeat.sum())
@@ -91,13 +93,19 @@ def row_metrics(rows: int, predicted: Lists, truth: Lists, ks: Sequence[int]) ->
 
 def _hits(rows: int, predicted: Lists, truth: Lists) -> tuple[IntArray, IntArray]:
     """Row and 0-based rank of each prediction that is a target, in list order."""
+    hit = np.flatnonzero(is_member(predicted, truth))
     starts = np.concatenate(([0], np.cumsum(predicted.counts(rows))))
-    known = truth.key >= 0
-    if len(predicted.key) == 0 or not known.any():
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    span = max(int(predicted.key.max()), int(truth.key.max())) + 1
-    wanted = np.sort(truth.row[known] * span + truth.key[known])
-    asked = predicted.row * span + predicted.key
-    at = np.searchsorted(wanted, asked).clip(max=len(wanted) - 1)
-    hit = np.flatnonzero((wanted[at] == asked) & (predicted.key >= 0))
     return predicted.row[hit], hit - starts[predicted.row[hit]]
+
+
+def is_member(entries: Lists, sets: Lists) -> NDArray[np.bool_]:
+    """For each entry, whether its row's set holds its key. Fast where the sets are small beside the entries."""
+    known = sets.key >= 0
+    if len(entries.key) == 0 or not known.any():
+        return np.zeros(len(entries.key), bool)
+    span = max(int(entries.key.max()), int(sets.key.max())) + 1
+    wanted = np.sort(sets.row[known] * span + sets.key[known])
+    asked = entries.row * span + entries.key
+    at = np.searchsorted(wanted, asked).clip(max=len(wanted) - 1)
+    found: NDArray[np.bool_] = (wanted[at] == asked) & (entries.key >= 0)
+    return found
