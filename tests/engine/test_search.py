@@ -147,7 +147,7 @@ def test_equal_scores_are_ordered_by_sid(world: TinyWorld, rows_at_once: int) ->
     sids = [(a, b, c) for a in range(6) for b in range(6) for c in range(6)]
     catalog = TinyCatalog.of(sids)
     recommender = world.recommender(catalog, SearchOptions(beam=16, top_k=16), rows_at_once=rows_at_once)
-    recommender.head.weight = recommender.head.weight * 0
+    recommender.setup.head.weight = recommender.setup.head.weight * 0
     result = recommender.run(random_prompts(0, [4, 4]), [np.empty(0, np.int32)] * 2)
     for answer in lists(catalog, result):
         assert [item for item, _ in answer] == list(range(16))
@@ -207,7 +207,6 @@ def test_nothing_reachable(world: TinyWorld) -> None:
 
 
 def test_a_model_of_nans_is_an_error(world: TinyWorld) -> None:
-    from dataclasses import replace
 
     from xgr_engine.errors import XgrError
     from xgr_engine.models.decoder_only import DecoderOnly
@@ -219,4 +218,3 @@ def test_a_model_of_nans_is_an_error(world: TinyWorld) -> None:
     recommender.model = model
     with pytest.raises(XgrError, match="not a number"):
         recommender.run(random_prompts(0, [4]), [np.empty(0, np.int32)])
-    assert replace(world.spec) == world.spec

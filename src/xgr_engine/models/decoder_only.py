@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.models.ops import Ops
@@ -78,28 +76,27 @@ class DecoderOnly:
         self.scale = float(spec.head_dim) ** -0.5
         self._rotary = RotaryTable(spec.rope, spec.head_dim, embed.device)
 
-    def prefill(self, prompts: list[NDArray[np.int32]], slots: int) -> tuple[Tensor, KVCache]:
-        """Compute every prompt once.
-
-        Args:
-            prompts: U arrays of token ids, each at least one long.
-            slots: generated tokens the cache must have room for, a user.
-
-        Returns:
-            Final-normed hidden state of each prompt's last token [U, H], and the cache with all prompts in it.
-        """
-        pack = PackedPrompts.of(prompts, self.device)
-        cache = KVCache.allocate(
-            pack.lengths,
+    def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
+        """A cache for this model; see :meth:`KVCache.allocate`."""
+        return KVCache.allocate(
+            tokens,
+            users,
             slots,
-            shared=pack.prefix,
             layers=self.spec.num_layers,
             kv_heads=self.spec.num_kv_heads,
             head_dim=self.spec.head_dim,
             dtype=self.dtype,
             device=self.device,
         )
-        self._rotary.reserve(max(pack.lengths) + slots + 1)
+
+    def prefill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
+        """Compute every prompt of a batch once; its keys and values go to the cache.
+
+        Returns:
+            Final-normed hidden state of each prompt's last token [U, H].
+        """
+        cache.begin(pack.lengths, pack.prefix)
+        self._rotary.reserve(max(pack.lengths) + cache.slots + 1)
         residual = F.embedding(pack.tokens, self.embed)
         delta: Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -114,7 +111,7 @@ class DecoderOnly:
             else:
                 mixed = self.ops.prompt_attention(q, keys, values, pack.query_start, pack.key_start, self.scale)
             delta = self._finish(layer, residual, mixed)
-        return self.ops.add_rms_norm(residual, delta, self.norm, self.spec.rms_eps), cache
+        return self.ops.add_rms_norm(residual, delta, self.norm, self.spec.rms_eps)
 
     def decode(self, rows: Rows, cache: KVCache) -> Tensor:
         """One generated token for each of ``rows``: writes its key and value, returns its hidden state.
@@ -126,7 +123,7 @@ class DecoderOnly:
         users, width = rows.ancestors.shape[:2]
         delta: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            gen_k, gen_v = cache.gen_k[index], cache.gen_v[index]
+            gen_k, gen_v = cache.generated(index, users)
             own_k, own_v = gen_k.flatten(0, 1), gen_v.flatten(0, 1)
             q = self._attention_input(layer, residual, delta, rows.position, own_k, own_v, rows.slots)
             if rows.cells is not None:
@@ -178,8 +175,7 @@ class DecoderOnly:
             cache.prompt_k[index],
             cache.prompt_v[index],
             cache.prompt_start,
-            cache.gen_k[index],
-            cache.gen_v[index],
+            *cache.generated(index, len(q)),
             torch.empty((len(q), 1, 0), dtype=torch.int32, device=self.device),
             self.scale,
         ).squeeze(1)

@@ -53,7 +53,7 @@ class Head:
     def token_log_probs(self, hidden: Tensor, token: int) -> Tensor:
         """log p(token) over the whole vocabulary, float32 [N], for hidden [N, H]."""
         parts = []
-        for chunk in hidden.split(self._chunk_rows()):
+        for chunk in torch.split(hidden, self._chunk_rows()):
             logits = float32_matmul(chunk, self.weight)
             parts.append(logits[:, token] - torch.logsumexp(logits, dim=-1))
         return torch.cat(parts).clamp_max_(0.0)
@@ -61,7 +61,7 @@ class Head:
     def _over_vocabulary(self, hidden: Tensor, level: int) -> tuple[Tensor, Tensor]:
         tokens = self.level_tokens[level]
         logits, normaliser = [], []
-        for chunk in hidden.split(self._chunk_rows()):
+        for chunk in torch.split(hidden, self._chunk_rows()):
             full = float32_matmul(chunk, self.weight)
             normaliser.append(torch.logsumexp(full, dim=-1))
             logits.append(full.index_select(1, tokens))

@@ -47,7 +47,8 @@ def load_model(
         with safe_open(weights, framework="pt", device=str(device)) as file:
 
             def read(name: str) -> Tensor:
-                return file.get_tensor(name).to(dtype)
+                tensor: Tensor = file.get_tensor(name)
+                return tensor.to(dtype)
 
             embed, norm = read("embed.weight"), read("norm.weight")
             head = embed if spec.tied else read("head.weight")

@@ -36,6 +36,11 @@ class PackedPrompts:
     prefix_rows: Tensor
     last: Tensor
 
+    @property
+    def cache_tokens(self) -> int:
+        """Rows that the prompts take in the cache."""
+        return self.prefix + sum(self.lengths)
+
     @classmethod
     def of(cls, prompts: list[NDArray[np.int32]], device: torch.device) -> PackedPrompts:
         """Pack U prompts of at least one token each."""

@@ -25,9 +25,9 @@ def prompt_attention(
         for first, last, queries, keys in _runs(query_start, key_start):
             q0, k0, count = query_start[first], key_start[first], last - first
             mixed = _attend(
-                q[q0 : q0 + count * queries].unflatten(0, (count, queries)),
-                k[k0 : k0 + count * keys].unflatten(0, (count, keys)),
-                v[k0 : k0 + count * keys].unflatten(0, (count, keys)),
+                q[q0 : q0 + count * queries].view(count, queries, *q.shape[1:]),
+                k[k0 : k0 + count * keys].view(count, keys, *k.shape[1:]),
+                v[k0 : k0 + count * keys].view(count, keys, *v.shape[1:]),
                 scale,
             )
             out[q0 : q0 + count * queries] = mixed.flatten(0, 1)

@@ -72,7 +72,8 @@ def _positions(trie: ItemTrie, rows: NDArray[np.int32]) -> NDArray[np.int64]:
     if len(wanted) == 0 or trie.num_items == 0:
         return np.empty(0, np.int64)
     at = np.searchsorted(trie.items, wanted).clip(max=trie.num_items - 1)
-    return at[trie.items[at] == wanted].astype(np.int64)
+    found: NDArray[np.int64] = at[trie.items[at] == wanted].astype(np.int64)
+    return found
 
 
 def _full(
