@@ -102,11 +102,13 @@ def _xgr_log_probs(model: ModelDir, prompts: Sequence[IntArray]) -> list[Tensor]
     import torch
 
     from xgr_engine.models.loading import load_model
+    from xgr_engine.models.packing import PackedPrompts
 
     decoder, head = load_model(model.spec, model.weights_path, "cpu", torch.float32)
     rows: list[Tensor] = []
     for start in range(0, len(prompts), _BATCH):
-        hidden, _ = decoder.prefill(list(prompts[start : start + _BATCH]), slots=0)
+        batch = PackedPrompts.of(list(prompts[start : start + _BATCH]), decoder.device)
+        hidden = decoder.prefill(batch, decoder.new_cache(batch.cache_tokens, len(batch.lengths), slots=1))
         rows += list(torch.log_softmax(hidden.float() @ head.float().T, dim=-1))
     return rows
 
