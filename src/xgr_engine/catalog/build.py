@@ -127,7 +127,8 @@ def build_vocabulary(
         if not different:
             verify_files(target)
             if not options.update or present.description["written_by"] == content.description["written_by"]:
-                return BuildResult("unchanged", describe(target), _changes(present, content))
+                nothing: dict[str, list[Any]] = {"added": [], "removed": [], "moved": []}
+                return BuildResult("unchanged", describe(target), Changes(0, 0, 0, present.num_items, nothing))
         elif not options.update:
             raise OutputExistsError(
                 f"{target} holds another vocabulary",

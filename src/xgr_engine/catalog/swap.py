@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _RENAME_EXCHANGE = 2
@@ -30,7 +30,8 @@ def replacement(target: Path) -> Iterator[Path]:
     staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     lock = os.open(staging, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks: then leftovers of others are left alone
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield staging
         staging.chmod(0o777 & ~_umask())
         for path in (*staging.iterdir(), staging):
@@ -79,8 +80,8 @@ def _delete_leftovers(parent: Path, prefix: str) -> None:
         lock = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue  # a build that is running
+        except OSError:
+            continue  # a build that is running, or a file system that cannot tell
         finally:
             os.close(lock)
         shutil.rmtree(path, ignore_errors=True)
@@ -90,6 +91,10 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a directory.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(descriptor)
 
