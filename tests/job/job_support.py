@@ -32,7 +32,9 @@ SIDS = [[i % 6, (i // 6) % 6, i % 5] for i in range(36)]
 SIDS += SIDS[:4]
 
 
-def make_vocabulary(out: Path, ids: Sequence[Any] | pa.Array | None = None, titles: Sequence[str] | None = None) -> Path:
+def make_vocabulary(
+    out: Path, ids: Sequence[Any] | pa.Array | None = None, titles: Sequence[str] | None = None
+) -> Path:
     """40 items; ``ids`` default to 100..139 as int64."""
     item_ids = pa.array(range(100, 140), pa.int64()) if ids is None else pa.array(ids)
     catalog = out.with_name(f"{out.name}.catalog.parquet")

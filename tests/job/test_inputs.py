@@ -74,7 +74,9 @@ def test_ranges_in_order_read_every_row_once(tmp_path: Path, cuts: list[int], gr
     path = write(tmp_path / "u.parquet", 40, group)
     reader = RowReader(open_inputs(options(path)))
     edges = sorted({0, 40, *cuts})
-    users = [u for a, b in zip(edges, edges[1:], strict=False) for u in reader.read(0, a, b).table["user_id"].to_pylist()]
+    users = [
+        u for a, b in zip(edges, edges[1:], strict=False) for u in reader.read(0, a, b).table["user_id"].to_pylist()
+    ]
     assert users == list(range(40))
 
 

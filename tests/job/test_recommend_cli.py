@@ -1,0 +1,140 @@
+"""``xgr recommend`` as a user meets it: options to engine, exit codes, one result on stdout; and the fixture's golden."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from job_support import Place
+
+from xgr_cli.main import run
+
+
+def xgr(place: Place, *more: str, users: Path | None = None) -> int:
+    paths = ["--model", str(place.model), "--vocab", str(place.vocab), "--out", str(place.out), "--device", "cpu"]
+    given = ["--in", str(users)] if users is not None else []
+    return run(["recommend", *given, *paths, "--beam", "16", "--top-k", "5", *more])
+
+
+def test_a_run_as_json_then_nothing_to_do(place: Place, capsys: Any) -> None:
+    users = place.users([[100], [101, 102], []], country=["a", "b", "c"])
+    code = xgr(place, "--json", "--exclude-seen", "--keep", "country", "--max-rejects", "1", users=users)
+    record = json.loads(capsys.readouterr().out)
+    assert code == 0 and record["state"] == "done" and record["counts"]["rejects_by_reason"] == {"empty-history": 1}
+    assert record["audit"]["line"] == "users=2, items=10, invalid=0, duplicate=0, seen=0, short=0"
+    assert record["options"]["search.beam"] == {"value": 16, "origin": "command line"}
+    assert record["options"]["search.score_over"]["origin"] == "default"
+    assert record["options"]["histories.paths"]["origin"] == "command line"
+    assert record["engine"]["dtype"] == "float32" and record["engine"]["device"] == "cpu"
+    assert place.written().column_names == ["user_id", "country", "items", "short"]
+    code = xgr(place, "--json", "--exclude-seen", "--keep", "country", "--max-rejects", "1", users=users)
+    assert code == 0 and json.loads(capsys.readouterr().out)["state"] == "nothing-to-do"
+
+
+def test_exit_codes(place: Place, capsys: Any) -> None:
+    users = place.users([[100], []])
+    assert xgr(place, users=place.root / "nothing.parquet") == 2
+    assert xgr(place, "--beam", "2", users=users) == 2
+    assert xgr(place, "--history-format", "prompt", "--exclude-seen", users=users) == 2
+    assert "--exclude-col" in capsys.readouterr().err
+    assert xgr(place, "--max-rejects", "0", users=users) == 3
+    shown = capsys.readouterr()
+    assert "audit: users=1" in shown.out and "1 of 2 rows were rejected" in shown.err
+    assert xgr(place, "--max-rejects", "1", users=users) == 0
+    assert xgr(place, "--max-rejects", "1", "--top-k", "6", users=users) == 2
+    assert "top_k was 5, is 6" in capsys.readouterr().err
+    assert xgr(place, "--max-rejects", "1", "--top-k", "6", "--fresh", users=users) == 0
+
+
+def test_dry_run_and_environment(place: Place, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = place.users([[100]] * 5)
+    monkeypatch.setenv("XGR_SHARD_ROWS", "2")
+    assert xgr(place, "--dry-run", "--json", "--max-memory", "64MB", users=users) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["shards"] == 3 and record["memory_plan"]["budget_bytes"] == 64_000_000
+    assert record["memory_plan"]["largest_batch_bytes"] <= 64_000_000 and not place.out.exists()
+    assert xgr(place, "--dry-run", users=users) == 0
+    assert "Nothing was written" in capsys.readouterr().out
+
+
+def test_a_run_from_the_paths_of_the_documentation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Default paths: ./vocab ./model ./recs."""
+    place.users([[100]])
+    monkeypatch.chdir(place.root)
+    (place.root / "vocab").symlink_to(place.vocab)
+    (place.root / "model").symlink_to(place.model)
+    assert run(["recommend", "--in", "users.parquet", "--device", "cpu", "-q"]) == 0
+    assert len(pq.ParquetFile("recs/part-00000-of-00001.parquet").read()["items"].to_pylist()[0]) == 40
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_stopped_run_leaves_no_half_file(place: Place, stop: signal.Signals) -> None:
+    users = place.users([[100 + (i + j) % 40 for j in range(8)] for i in range(20_000)])
+    command = [
+        sys.executable, "-m", "xgr_cli.main", "recommend", "--in", str(users), "--model", str(place.model),
+        "--vocab", str(place.vocab), "--out", str(place.out), "--beam", "16", "--top-k", "5", "--shard-rows", "500", "-q",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        deadline = time.monotonic() + 120
+        while not list(place.out.glob("part-*")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(stop)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+    parts = sorted(place.out.glob("part-*.parquet"))
+    assert 0 < len(parts) < 40 and not (place.out / "_SUCCESS").exists()
+    for number, part in enumerate(parts):
+        rows = pq.ParquetFile(part).read()
+        assert rows["user_id"].to_pylist() == [f"u{i}" for i in range(500 * number, 500 * number + 500)]
+
+
+@pytest.mark.shared_data
+def test_the_fixture_gives_the_golden_lists(shared_data: Path, tmp_path: Path, capsys: Any) -> None:
+    """The first 24 users of the industrial fixture through the command line: SIDs, scores and order of transformers."""
+    data = shared_data / "industrial"
+    vocab, model, out = (str(tmp_path / name) for name in ("vocab", "model", "recs"))
+    assert run(["build-vocab", str(data / "catalog.index.json"), "--out", vocab, "-q"]) == 0
+    assert run(["convert", str(data / "qwen3"), "--out", model, "--prompt", "minionerec-eval", "-q"]) == 0
+    paths = ["--model", model, "--vocab", vocab, "--out", out, "--device", "cpu", "--collisions", "first", "-q"]
+    users = ["--in", str(data / "users.parquet"), "--limit", "24", "--beam", "50", "--top-k", "50"]
+    assert run(["recommend", *users, *paths]) == 0
+    golden = json.loads((data / "golden_qwen3.json").read_text())["users"]
+    rows = pq.ParquetFile(Path(out) / "part-00000-of-00001.parquet").read().to_pylist()
+    for row, user in zip(rows, golden, strict=False):
+        expected = [(tuple(map(int, re.findall(r"_(\d+)>", text))), score) for text, score in user["beams"]]
+        found = [(tuple(item["sid"]), item["score"]) for item in row["items"]]
+        assert row["user_id"] == user["user_id"] and {sid for sid, _ in found} == {sid for sid, _ in expected}
+        scores = dict(expected)
+        assert max(abs(score - scores[sid]) for sid, score in found) < 1e-4
+        assert all(scores[a] > scores[b] - 2e-5 for (a, _), (b, _) in zip(found, found[1:], strict=False))
+
+
+@pytest.mark.shared_data
+def test_minionerec_csv_and_parquet_agree(shared_data: Path, tmp_path: Path) -> None:
+    """cases.md: MiniOneRec CSV: lists as Python text are the same histories as the Parquet file's."""
+    from xgr_engine.job.inputs import RowReader, open_inputs
+    from xgr_engine.job.lists import read_lists
+    from xgr_engine.job.options import HistoryOptions
+
+    data = shared_data / "industrial"
+    csv = open_inputs(HistoryOptions((str(data / "users.head.csv"),), history_col="history_item_id"))
+    parquet = open_inputs(HistoryOptions((str(data / "users.parquet"),)))
+    rows = RowReader(csv).read(0, 0, csv.rows)
+    same = RowReader(parquet).read(0, 0, csv.rows)
+    assert rows.table["user_id"].cast(pa.large_string()).equals(same.table["user_id"])
+    mine = read_lists(rows.lists["history_item_id"], "history_item_id", "python")
+    theirs = read_lists(same.lists["history"], "history", None)
+    assert mine.offsets.tolist() == theirs.offsets.tolist()
+    assert [str(value) for value in mine.values.to_pylist()] == theirs.values.to_pylist()
