@@ -74,7 +74,7 @@ class DecoderOnly:
         self.device = embed.device
         self.dtype = embed.dtype
         self.scale = float(spec.head_dim) ** -0.5
-        self._rotary = RotaryTable(spec.rope, spec.head_dim, embed.device)
+        self._rotary = RotaryTable(spec.rope, spec.head_dim, spec.max_context, embed.device)
 
     def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
         """A cache for this model; see :meth:`KVCache.allocate`."""
@@ -96,7 +96,6 @@ class DecoderOnly:
             Final-normed hidden state of each prompt's last token [U, H].
         """
         cache.begin(pack.lengths, pack.prefix)
-        self._rotary.reserve(max(pack.lengths) + cache.slots + 1)
         residual = F.embedding(pack.tokens, self.embed)
         delta: Tensor | None = None
         for index, layer in enumerate(self.layers):

@@ -63,8 +63,13 @@ class PackedPrompts:
             lengths=lengths,
             query_start=np.cumsum([0, *shared, *own]).tolist(),
             key_start=([0] if prefix else []) + region.tolist(),
-            **{name: torch.from_numpy(array.astype(np.int64)).to(device) for name, array in arrays.items()},
+            **{name: _upload(array, device) for name, array in arrays.items()},
         )
+
+
+def _upload(array: NDArray[np.int64] | NDArray[np.int32], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array.astype(np.int64))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def shared_prefix_length(prompts: list[NDArray[np.int32]]) -> int:

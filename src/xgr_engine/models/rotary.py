@@ -11,23 +11,15 @@ from xgr_engine.models.spec import RopeSpec
 
 
 class RotaryTable:
-    """Cosines and sines of every position, ``cos`` and ``sin`` [positions, D / 2] float32, grown on demand.
+    """Cosines and sines of every position of the context, ``cos`` and ``sin`` [positions, D / 2] float32.
 
     Kept in float32 always: a table rounded to bfloat16 moves scores by 0.01 to 0.1.
     """
 
-    def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device) -> None:
-        self._inverse = _inverse_frequencies(rope, head_dim).to(device)
-        self.cos = torch.empty(0, head_dim // 2, device=device)
-        self.sin = self.cos
-
-    def reserve(self, positions: int) -> None:
-        """Make rows 0..positions-1 available."""
-        if positions > len(self.cos):
-            # float32 products, as the training code forms them: at position 4000 float64 would differ by 1e-4 turns
-            size = max(positions, 2 * len(self.cos), 256)
-            angle = torch.arange(size, dtype=torch.float32, device=self._inverse.device)[:, None] * self._inverse
-            self.cos, self.sin = angle.cos(), angle.sin()
+    def __init__(self, rope: RopeSpec, head_dim: int, positions: int, device: torch.device) -> None:
+        # float32 products, as the training code forms them: at position 4000 float64 would differ by 1e-4 turns
+        angle = torch.arange(positions, dtype=torch.float32)[:, None] * _inverse_frequencies(rope, head_dim)
+        self.cos, self.sin = angle.cos().to(device), angle.sin().to(device)
 
 
 def _inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:

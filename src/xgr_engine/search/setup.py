@@ -37,7 +37,7 @@ class SearchSetup:
 
 @dataclass(frozen=True)
 class DeadNodes:
-    """What each user may not get, on the device (:class:`xgr_engine.xbeam.exclusions.Exclusions`).
+    """What each user may not get, as tensors (:class:`xgr_engine.xbeam.exclusions.Exclusions`).
 
     Attributes:
         inner: per depth int32 [U, M_d]; leaves: int32 [U, M].
@@ -46,10 +46,14 @@ class DeadNodes:
     inner: tuple[Tensor, ...]
     leaves: Tensor
 
+    def to(self, device: torch.device) -> DeadNodes:
+        """The same on ``device``."""
+        return DeadNodes(tuple(table.to(device) for table in self.inner), self.leaves.to(device))
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search found, on the device.
+    """What a search found.
 
     Attributes:
         leaf: int64 [U, P] complete SIDs; score: float32 [U, P], -inf = empty place. In no particular order.

@@ -196,10 +196,10 @@ def finish(
         depth=torch.full_like(child, depth),
         ancestors=_gather_rows(beams.ancestors, candidates.parent.gather(1, place)),
     )
-    return new if pool.leaf.shape[1] == 0 else _merge(pool, new, width)
+    return new if pool.leaf.shape[1] == 0 else merge_finished(pool, new, width)
 
 
-def _merge(old: Finished, new: Finished, width: int) -> Finished:
+def merge_finished(old: Finished, new: Finished, width: int) -> Finished:
     missing = new.ancestors.shape[2] - old.ancestors.shape[2]
     padded = torch.nn.functional.pad(old.ancestors, (0, missing), value=-1)
     leaf = torch.cat([old.leaf, new.leaf], 1)

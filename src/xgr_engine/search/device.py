@@ -1,0 +1,94 @@
+"""The search with fixed shapes: everything after the prefill without a wait for the host, so that one CUDA graph can
+hold it. A level has ``min(W, nodes with children)`` rows a user; rows without a live prefix are dead and stay so.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xgr_engine.models.decoder_only import Rows
+from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup, score_suffix
+from xgr_engine.xattention.cache import KVCache
+from xgr_engine.xbeam.reference import merge_finished
+from xgr_engine.xbeam.state import Beams, Finished, TrieLevel
+from xgr_engine.xbeam.triton import Logits, Selection, Step, Workspace, candidate_capacity
+
+
+class DeviceSearch:
+    """Searches batches of ``users`` places.
+
+    Args:
+        setup: model, trie and options; its tensors are on a GPU (or Triton runs in its interpreter).
+        users: places of a batch (U); buffers are allocated once for it.
+    """
+
+    def __init__(self, setup: SearchSetup, users: int) -> None:
+        self.setup = setup
+        width, rows = setup.options.beam, 1
+        self._workspaces = []
+        for level in setup.levels:
+            capacity = candidate_capacity(level, rows)
+            self._workspaces.append(Workspace.allocate(users, rows, width, capacity, setup.model.device))
+            rows = min(width, level.inner_count)
+
+    def candidates_read(self) -> tuple[int, int]:
+        """Candidates allowed so far, and how many of them the selection had to read after their scores were known."""
+        allowed, read = torch.stack([work.read.sum(0) for work in self._workspaces]).sum(0).tolist()
+        return allowed, read
+
+    def run(self, hidden: Tensor, cache: KVCache, dead: DeadNodes, present: Tensor) -> Outcome:
+        """From the prompts' last hidden states [U, H] to the best complete SIDs of each user.
+
+        Args:
+            present: bool [U]; the places of a batch that hold no user find nothing.
+        """
+        setup, users = self.setup, len(hidden)
+        beams = Beams.root(users, hidden.device)
+        beams.score.masked_fill_(~present[:, None], -torch.inf)
+        pool = Finished.empty(users, hidden.device)
+        finite = hidden.isfinite().all()
+        free_slot = 0
+        for depth, level in enumerate(setup.levels):
+            if depth:
+                hidden = setup.model.decode(self._rows(beams, cache, depth), cache)
+                finite = finite & hidden.isfinite().all()
+            logits = Logits(*setup.head.level_scores(hidden, depth, setup.options.score_over))
+            work = self._workspaces[depth]
+            step = Step(beams, level, logits, dead.inner[depth], dead.leaves, work)
+            normaliser = step.expand()
+            if level.leaf is not None:
+                chosen = step.select(normaliser, setup.options.beam, leaves=True)
+                pool = self._finish(pool, chosen, level, depth + 1)
+            if level.inner is None:
+                break
+            rows = min(setup.options.beam, level.inner_count)
+            beams = step.select(normaliser, rows, leaves=False, own_slot=free_slot).beams
+            free_slot += rows
+        score = score_suffix(setup, pool, cache, free_slot) if setup.score_suffix else pool.score
+        return Outcome(pool.leaf, score, finite)
+
+    def _rows(self, beams: Beams, cache: KVCache, depth: int) -> Rows:
+        """Every row of the grid, dead ones too: they compute something that nothing reads."""
+        users, rows = beams.node.shape
+        first_slot = torch.arange(users, device=beams.node.device)[:, None] * cache.slots
+        return Rows(
+            tokens=self.setup.head.level_tokens[depth - 1][beams.column].flatten(),
+            position=(cache.lengths[:users, None] + (depth - 1)).expand(users, rows).flatten(),
+            slots=(first_slot + beams.ancestors[:, :, -1]).flatten(),
+            ancestors=beams.ancestors,
+            cells=None,
+        )
+
+    def _finish(self, pool: Finished, chosen: Selection, level: TrieLevel, depth: int) -> Finished:
+        """The pool with the chosen complete SIDs of ``depth`` codes added."""
+        assert level.leaf is not None
+        beams = chosen.beams
+        new = Finished(
+            leaf=level.leaf[beams.node].long(),
+            score=beams.score,
+            column=beams.column,
+            depth=torch.full_like(beams.node, depth),
+            ancestors=beams.ancestors,
+        )
+        return new if pool.leaf.shape[1] == 0 else merge_finished(pool, new, self.setup.options.beam)

@@ -1,0 +1,69 @@
+"""The search of fixed shapes against the one whose shapes follow the data: the same SIDs and scores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+from tiny import CODES, TinyCatalog, TinyWorld, random_prompts
+
+from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.options import SearchOptions
+from xgr_engine.search.device import DeviceSearch
+from xgr_engine.search.host import HostSearch
+from xgr_engine.search.setup import DeadNodes
+from xgr_engine.xbeam.exclusions import find_dead_nodes
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
+    return TinyWorld(tmp_path_factory.mktemp("tiny"))
+
+
+def best(outcome, user: int) -> list[tuple[int, float]]:
+    """(leaf, score) of one user, best first."""
+    found = [
+        (int(leaf), float(score))
+        for leaf, score in zip(outcome.leaf[user], outcome.score[user], strict=True)
+        if score > -torch.inf
+    ]
+    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("score_over", ["vocab", "allowed"])
+@pytest.mark.parametrize("suffix", [(), (2, 1)])
+@pytest.mark.parametrize("beam", [5, 33])
+def test_fixed_shapes_find_the_same(world: TinyWorld, unequal: bool, score_over: str, suffix: tuple, beam: int) -> None:
+    rng = np.random.default_rng(beam)
+    depths = rng.integers(1, 5, 90) if unequal else np.full(90, 3)
+    catalog = TinyCatalog.of([tuple(rng.integers(0, CODES, depth).tolist()) for depth in depths])
+    options = SearchOptions(beam=beam, top_k=beam, score_over=score_over)  # type: ignore[arg-type]
+    setup = world.recommender(catalog, options, score_suffix=suffix).setup
+    prompts = random_prompts(beam, [3, 17, 9])
+    excluded = [rng.integers(0, 90, count).astype(np.int32) for count in (0, 40, 88)]
+    exclusions = find_dead_nodes(catalog.trie, [*excluded, np.empty(0, np.int32)])
+    dead = DeadNodes(tuple(torch.from_numpy(t) for t in exclusions.inner), torch.from_numpy(exclusions.leaves))
+    device = DeviceSearch(setup, users=4)
+    with torch.inference_mode():
+        pack = PackedPrompts.of(prompts, world.model.device)
+        cache = world.model.new_cache(pack.cache_tokens, 4, setup.slots)
+        hidden = world.model.prefill(pack, cache)
+        three = DeadNodes(tuple(t[:3].contiguous() for t in dead.inner), dead.leaves[:3].contiguous())
+        expected = HostSearch(setup, rows_at_once=0).run(hidden, cache, three)
+        # a fourth place without a user
+        four = torch.cat([hidden, torch.zeros_like(hidden[:1])])
+        got = device.run(four, cache, dead, torch.tensor([True, True, True, False]))
+    assert bool(got.finite)
+    for user in range(3):
+        mine, theirs = best(got, user), best(expected, user)
+        assert [leaf for leaf, _ in mine] == [leaf for leaf, _ in theirs]
+        np.testing.assert_allclose([s for _, s in mine], [s for _, s in theirs], atol=2e-6)
+    assert best(got, 3) == []
+    allowed, read = device.candidates_read()
+    assert 0 < read <= allowed
