@@ -6,7 +6,8 @@
 #   XGR_QUICKSTART_DIR=/some/place      everything but the environment goes there (work/movielens)
 #   PYTHON=python3.12, XGR_VENV=/place  see scripts/env.sh
 #
-# Run it again: it finds what is there and only measures and shows.
+# Run it again: it finds what is there and only measures and shows. After a change of the code or of the demo model it
+# makes vocabulary, model and recommendations anew.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/env.sh
@@ -20,8 +21,14 @@ done
 
 # Show a command the way one would type it, then run it.
 run() {
+    local word
     printf '\n$'
-    printf ' %q' "$@"
+    for word in "$@"; do
+        case "$word" in
+        *[!A-Za-z0-9_.,/=:-]*) printf ' %q' "$word" ;;
+        *) printf ' %s' "$word" ;;
+        esac
+    done
     printf '\n'
     "$XGR_VENV/bin/$1" "${@:2}"
 }
@@ -31,14 +38,26 @@ started=$SECONDS
 mkdir -p "$place"
 # An empty configuration: an xgr.toml of the reader's stays out of it.
 : >"$place/quickstart.toml"
-settings=(--config "$place/quickstart.toml")
+export XGR_CONFIG="$place/quickstart.toml"
+
+made_by="$("$XGR_VENV/bin/python" - <<'PY'
+import hashlib, pathlib
+files = [path for room in ("src", "datasets/movielens") for path in pathlib.Path(room).rglob("*") if path.is_file()]
+ours = sorted(path for path in files if path.suffix in (".py", ".j2", ".json", ".csv", ".safetensors"))
+print(hashlib.sha256(b"\0".join(str(path).encode() + path.read_bytes() for path in ours)).hexdigest())
+PY
+)"
+if [ "$(cat "$place/made_by" 2>/dev/null)" != "$made_by" ]; then
+    rm -rf "$place/vocab" "$place/model" "$place/recs"
+    echo "$made_by" >"$place/made_by"
+fi
 
 run python datasets/movielens/prepare.py --out "$place" ${wheel:+--wheel "$wheel"}
-run xgr build-vocab "$place/catalog.parquet" --out "$place/vocab" --update "${settings[@]}"
-run xgr convert datasets/movielens/checkpoint --vocab "$place/vocab" --out "$place/model" --prompt sids-only "${settings[@]}"
+run xgr build-vocab "$place/catalog.parquet" --out "$place/vocab"
+run xgr convert datasets/movielens/checkpoint --vocab "$place/vocab" --out "$place/model" --prompt sids-only
 run xgr recommend --in "$place/users.parquet" --model "$place/model" --vocab "$place/vocab" --out "$place/recs" \
-    --beam 50 --top-k 50 --max-history 50 --exclude-seen "${settings[@]}"
-run xgr eval --recs "$place/recs" --truth "$place/users.parquet" --k 1,5,10,50 "${settings[@]}"
+    --beam 50 --top-k 50 --max-history 50 --exclude-seen
+run xgr eval --recs "$place/recs" --truth "$place/users.parquet" --k 1,5,10,50
 run python datasets/movielens/show.py --data "$place" --recs "$place/recs"
 
 printf '\n%s s after the installation. Everything lies in %s; `xgr inspect` shows what each directory holds.\n' \

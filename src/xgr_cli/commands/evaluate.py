@@ -110,6 +110,7 @@ def _show(output: Output, record: Mapping[str, Any]) -> None:
             "not in the catalog": targets["not_in_catalog"],
         }
     )
+    output.print("")
     _show_metrics(output, f"All {rows['evaluated']:,} rows", record["metrics"], "all")
     unseen = rows["target_not_in_history"]
     if unseen == rows["evaluated"]:
