@@ -18,10 +18,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from kernel_cases import attention, elementwise  # noqa: E402
+from kernel_cases import attention, elementwise, xbeam  # noqa: E402
 from timing import ceilings  # noqa: E402
 
-SECTIONS = {"attention": attention.run, "elementwise": elementwise.run}
+SECTIONS = {"attention": attention.run, "elementwise": elementwise.run, "xbeam": xbeam.run}
 
 
 def main() -> int:

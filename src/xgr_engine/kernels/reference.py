@@ -74,6 +74,18 @@ def rope_and_store(
     return q.to(qkv.dtype)
 
 
+def vocabulary_logsumexp(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Log-sum-exp of the logits ``hidden @ weight.T`` over the whole vocabulary, never rounded below float32.
+
+    Args:
+        hidden: [N, H]; weight: [V, H], both of one dtype.
+
+    Returns:
+        float32 [N] (float64 for float64 inputs).
+    """
+    return torch.logsumexp(_wide(hidden) @ _wide(weight).T, dim=-1)
+
+
 def _head_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if weight is None:
         return x

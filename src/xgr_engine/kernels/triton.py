@@ -1,6 +1,6 @@
-"""The elementwise steps of a decoder layer, one Triton kernel each: the signatures of ``reference``.
+"""The elementwise steps of a decoder layer and the vocabulary's log-sum-exp in Triton: the signatures of ``reference``.
 
-All of them are bound by memory: every value is read once and written once, arithmetic is float32.
+The elementwise steps are bound by memory: every value is read once and written once, arithmetic is float32.
 """
 
 # Triton kernels are compiled from source; annotations in them would describe nothing.
@@ -12,8 +12,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xgr_engine.errors import UsageError
+
+# Bytes of float32 logits alive at once: what the L2 cache of a data-centre GPU keeps, so that they never reach memory.
+_LOGITS_BYTES = 32 << 20
 
 
 @triton.jit
@@ -135,17 +139,15 @@ def _rope_and_store_kernel(
 
     keep = tl.load(slot + row).to(tl.int64)
     if keep >= 0:
-        h = tl.arange(0, BLOCK_KV)
+        kv = tl.arange(0, BLOCK_KV)
         keys = source + HEADS * D
-        first, second, inner, mask = _rotated_heads(keys, k_norm, c, s, eps, h, h < KV_HEADS, e, e_ok, D, NORM)
-        cell = keep * stride_slot + h[:, None] * stride_head + e[None, :]
-        tl.store(k_cache + cell, first.to(k_cache.dtype.element_ty), mask=mask)
-        tl.store(k_cache + cell + D // 2, second.to(k_cache.dtype.element_ty), mask=mask)
-        values = keys + KV_HEADS * D + inner
-        first = tl.load(values, mask=mask, other=0.0)
-        second = tl.load(values + D // 2, mask=mask, other=0.0)
-        tl.store(v_cache + cell, first.to(v_cache.dtype.element_ty), mask=mask)
-        tl.store(v_cache + cell + D // 2, second.to(v_cache.dtype.element_ty), mask=mask)
+        k_first, k_second, k_at, k_mask = _rotated_heads(keys, k_norm, c, s, eps, kv, kv < KV_HEADS, e, e_ok, D, NORM)
+        cell = keep * stride_slot + kv[:, None] * stride_head + e[None, :]
+        tl.store(k_cache + cell, k_first.to(k_cache.dtype.element_ty), mask=k_mask)
+        tl.store(k_cache + cell + D // 2, k_second.to(k_cache.dtype.element_ty), mask=k_mask)
+        values = keys + KV_HEADS * D + k_at
+        tl.store(v_cache + cell, tl.load(values, mask=k_mask, other=0.0), mask=k_mask)
+        tl.store(v_cache + cell + D // 2, tl.load(values + D // 2, mask=k_mask, other=0.0), mask=k_mask)
 
 
 def rope_and_store(
@@ -194,6 +196,155 @@ def rope_and_store(
             num_warps=4,
         )
     return q
+
+
+@triton.jit
+def _online_logsumexp_kernel(
+    logits, state, out, stride_row, rows, C, FIRST: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr
+):
+    """Fold a chunk of logits [rows, C] into each row's running maximum and sum; the last chunk writes the result."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, TILE)
+    m = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    for at in range(0, C, TILE):
+        x = tl.load(logits + row * stride_row + at + c, mask=at + c < C, other=float("-inf"))
+        m_new = tl.maximum(m, x)
+        pivot = tl.where(m_new == float("-inf"), 0.0, m_new)
+        total = total * tl.exp(m - pivot) + tl.exp(x - pivot)
+        m = m_new
+    top = tl.max(m, 0)
+    if not FIRST:
+        before = tl.load(state + row)
+        top = tl.maximum(top, before)
+    pivot = tl.where(top == float("-inf"), 0.0, top)
+    mass = tl.sum(total * tl.exp(m - pivot), 0)
+    if not FIRST:
+        mass += tl.load(state + rows + row) * tl.exp(before - pivot)
+    if LAST:
+        tl.store(out + row, pivot + tl.log(mass))
+    else:
+        tl.store(state + row, top)
+        tl.store(state + rows + row, mass)
+
+
+@triton.jit
+def _tile_logsumexp_kernel(
+    hidden,  # descriptor of [N, H], blocks [ROWS, DEPTH]
+    weight,  # descriptor of [V, H], blocks [COLS, DEPTH]
+    state,  # [2, tiles of V, N] maximum and sum of each tile
+    rows,
+    V,
+    H,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Products of a tile of rows with a tile of the vocabulary, reduced before they leave the registers."""
+    tiles_m = tl.cdiv(rows, ROWS)
+    tiles_n = tl.cdiv(V, COLS)
+    # the row tiles of one vocabulary tile run side by side: its weights come from memory once
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+        m_tile = tile % tiles_m
+        n_tile = tile // tiles_m
+        acc = tl.zeros([ROWS, COLS], tl.float32)
+        for k in range(0, H, DEPTH):
+            a = hidden.load([m_tile * ROWS, k])
+            b = weight.load([n_tile * COLS, k])
+            acc = tl.dot(a, b.T, acc, input_precision="ieee")
+        column = n_tile * COLS + tl.arange(0, COLS)
+        acc = tl.where(column[None, :] < V, acc, float("-inf"))
+        top = tl.max(acc, 1)
+        mass = tl.sum(tl.exp2((acc - top[:, None]) * 1.4426950408889634), 1)
+        row = m_tile * ROWS + tl.arange(0, ROWS)
+        at = n_tile.to(tl.int64) * rows + row
+        tl.store(state + at, top, mask=row < rows)
+        tl.store(state + tl.cast(tiles_n, tl.int64) * rows + at, mass, mask=row < rows)
+
+
+@triton.jit
+def _merge_logsumexp_kernel(state, out, rows, tiles, ROWS: tl.constexpr, TILES: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
+    m = tl.full([TILES, ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([TILES, ROWS], tl.float32)
+    for at in range(0, tiles, TILES):
+        tile = at + tl.arange(0, TILES)[:, None]
+        ok = (tile < tiles) & (row < rows)
+        place = tile.to(tl.int64) * rows + row
+        x = tl.load(state + place, mask=ok, other=float("-inf"))
+        mass = tl.load(state + tl.cast(tiles, tl.int64) * rows + place, mask=ok, other=0.0)
+        m_new = tl.maximum(m, x)
+        pivot = tl.where(m_new == float("-inf"), 0.0, m_new)
+        total = total * tl.exp(m - pivot) + mass * tl.exp(x - pivot)
+        m = m_new
+    top = tl.max(m, 0)
+    pivot = tl.where(top == float("-inf"), 0.0, top)
+    mass = tl.sum(total * tl.exp(m - pivot[None, :]), 0)
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tl.store(out + place, pivot + tl.log(tl.where(place < rows, mass, 1.0)), mask=place < rows)
+
+
+def vocabulary_logsumexp(hidden: Tensor, weight: Tensor, *, fused: bool = False) -> Tensor:
+    """Log-sum-exp over the vocabulary; see :func:`xgr_engine.kernels.reference.vocabulary_logsumexp`.
+
+    Logits exist only in part: chunks of the vocabulary small enough for the cache, each folded into a running maximum
+    and sum. With ``fused`` not even that: one matrix product whose tiles are reduced in registers. Neither uses
+    atomics; both give the same bits each time.
+    """
+    rows, vocabulary = len(hidden), len(weight)
+    _require_rows("vocabulary_logsumexp", hidden, weight)
+    out = torch.empty((rows,), dtype=torch.float32, device=hidden.device)
+    if rows == 0:
+        return out
+    if fused:
+        return _fused_logsumexp(hidden, weight, out)
+    state = torch.empty((2, rows), dtype=torch.float32, device=hidden.device)
+    chunk = max(1024, _LOGITS_BYTES // (4 * rows) // 256 * 256)
+    for at in range(0, vocabulary, chunk):
+        part = weight[at : at + chunk].T
+        if hidden.is_cuda and hidden.dtype != torch.float32:
+            logits = torch.mm(hidden, part, out_dtype=torch.float32)
+        else:
+            logits = hidden.float() @ part.float()
+        _online_logsumexp_kernel[(rows,)](
+            logits,
+            state,
+            out,
+            logits.stride(0),
+            rows,
+            logits.shape[1],
+            FIRST=at == 0,
+            LAST=at + chunk >= vocabulary,
+            TILE=1024,
+            num_warps=4,
+        )
+    return out
+
+
+def _fused_logsumexp(hidden: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    rows, (vocabulary, width) = len(hidden), weight.shape
+    wide = hidden.dtype == torch.float32
+    tile_rows, tile_cols, depth = (32, 64, 32) if wide else (128, 256, 64)
+    tiles = triton.cdiv(vocabulary, tile_cols)
+    state = torch.empty((2, tiles, rows), dtype=torch.float32, device=hidden.device)
+    works = triton.cdiv(rows, tile_rows) * tiles
+    programs = torch.cuda.get_device_properties(hidden.device).multi_processor_count if hidden.is_cuda else 2
+    _tile_logsumexp_kernel[(min(works, programs),)](
+        TensorDescriptor.from_tensor(hidden, [tile_rows, depth]),
+        TensorDescriptor.from_tensor(weight, [tile_cols, depth]),
+        state,
+        rows,
+        vocabulary,
+        width,
+        ROWS=tile_rows,
+        COLS=tile_cols,
+        DEPTH=depth,
+        num_warps=4 if wide else 8,
+        num_stages=2 if wide else 4,
+    )
+    merge_rows = 8
+    _merge_logsumexp_kernel[(triton.cdiv(rows, merge_rows),)](state, out, rows, tiles, ROWS=merge_rows, TILES=128)
+    return out
 
 
 def _require_rows(name: str, *tensors: Tensor) -> None:

@@ -22,8 +22,8 @@ import torch
 import triton
 from torch import Tensor
 
-from xgr_engine.xbeam.triton import kernels
 from xgr_engine.xbeam.state import Beams, TrieLevel
+from xgr_engine.xbeam.triton import kernels
 
 BLOCK = 32  # candidates that share one maximum
 _TILE = 1024  # candidates of a step; buffers are padded to it

@@ -173,17 +173,16 @@ def _kth_largest(values, count, k, TILE: tl.constexpr):
     lane = tl.arange(0, 256)
     key = tl.zeros([1], tl.uint32)
     need = k
-    for i in tl.static_range(4):
-        shift: tl.constexpr = 24 - 8 * i
+    for shift in tl.static_range(24, -8, -8):
         histogram = tl.zeros([256], tl.int32)
         for at in range(0, count, TILE):
             place = at + tl.arange(0, TILE)
             bits = _ordered(tl.load(values + place, mask=place < count, other=0.0))
             match = place < count
-            if i > 0:
+            if shift < 24:
                 match = match & ((bits >> (shift + 8)) == key)
-            digit = ((bits >> shift) & 255).to(tl.int32)
-            histogram += tl.histogram(digit, 256, mask=match)
+            digits = ((bits >> shift) & 255).to(tl.int32)
+            histogram += tl.histogram(digits, 256, mask=match)
         at_least = tl.cumsum(histogram, 0, reverse=True)
         digit = tl.max(tl.where(at_least >= need, lane, 0), 0)
         need -= tl.sum(tl.where(lane > digit, histogram, 0), 0)
@@ -217,7 +216,8 @@ def shortlist_kernel(
         hits = tl.sum(reaches.to(tl.int32), 0)
         if hits > 0:
             place = at + tl.arange(0, TILE)
-            value = tl.load(scores + place, mask=place < total, other=float("-inf"))
+            wanted = tl.reshape(tl.broadcast_to(reaches[:, None], (TILE // GROUP, GROUP)), (TILE,))
+            value = tl.load(scores + place, mask=wanted & (place < total), other=float("-inf"))
             bits = _ordered(value)
             above = bits > floor
             equal = ((bits == floor) & (bits != dead)).to(tl.int32)
@@ -228,7 +228,7 @@ def shortlist_kernel(
             tl.store(short_place + target + order, place, mask=keep)
             kept += tl.sum(keep.to(tl.int32), 0)
             equals += tl.sum(equal, 0)
-            seen += tl.minimum(total - at, TILE)
+            seen += tl.sum((wanted & (place < total)).to(tl.int32), 0)
     tl.store(short_count + user, kept)
     tl.store(read + 2 * user, tl.load(read + 2 * user) + total)
     tl.store(read + 2 * user + 1, tl.load(read + 2 * user + 1) + seen)

@@ -1,4 +1,4 @@
-"""Beam attention for Hopper (compute capability 9.0): the same function as ``triton.py``, scheduled by hand in Gluon.
+"""Beam attention for Hopper (compute capability 9.0): what ``xattention/triton.py`` does, scheduled by hand in Gluon.
 
 Three partitions of warps run side by side. A producer warp brings prompt tiles into shared memory with the tensor
 memory accelerator; two consumer warpgroups own 64 query rows each and share every tile, which halves the traffic from
@@ -17,8 +17,6 @@ after it.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -29,20 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
 @gluon.jit
 def _work_item(
-    work,
-    prompt_start,
-    beams,
-    KV_HEADS: gl.constexpr,
-    G: gl.constexpr,
-    SPLITS: gl.constexpr,
-    ROWS: gl.constexpr,
+    work, prompt_start, beams, KV_HEADS: gl.constexpr, G: gl.constexpr, SPLITS: gl.constexpr, ROWS: gl.constexpr,
     KEYS: gl.constexpr,
-):
+):  # fmt: skip
     """Work number -> (tile of rows, head, split, user, first key, keys of the split), neighbours sharing their keys."""
     tiles = (beams * G + ROWS - 1) // ROWS
     tile = work % tiles
@@ -86,27 +77,10 @@ def _copy_ragged(values, smem, row, keys, stride_token, column, KEYS: gl.constex
 
 @gluon.jit
 def _produce(
-    k_tiles,
-    v_tiles,
-    values,
-    prompt_start,
-    works,
-    beams,
-    stride_token,
-    k_smem,
-    v_smem,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    KV_HEADS: gl.constexpr,
-    G: gl.constexpr,
-    D: gl.constexpr,
-    SPLITS: gl.constexpr,
-    ROWS: gl.constexpr,
-    KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    k_tiles, v_tiles, values, prompt_start, works, beams, stride_token, k_smem, v_smem, k_full, k_empty, v_full,
+    v_empty, KV_HEADS: gl.constexpr, G: gl.constexpr, D: gl.constexpr, SPLITS: gl.constexpr, ROWS: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     BYTES: gl.constexpr = k_tiles.block_type.nbytes
     stage = 0
     phase = 1  # the first time round, every buffer is free
@@ -142,41 +116,11 @@ def _softmax_step(s, m, total, scale):
 
 @gluon.jit
 def _consume(
-    index,
-    q,
-    gen_k,
-    gen_v,
-    ancestors,
-    out,
-    state,
-    prompt_start,
-    works,
-    lines,
-    beams,
-    scale,
-    stride_qu,
-    stride_qr,
-    stride_qh,
-    stride_gu,
-    stride_slot,
-    stride_gh,
-    q_smem,
-    k_smem,
-    v_smem,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    KV_HEADS: gl.constexpr,
-    G: gl.constexpr,
-    D: gl.constexpr,
-    A: gl.constexpr,
-    SPLITS: gl.constexpr,
-    PARTIAL: gl.constexpr,
-    ROWS: gl.constexpr,
-    KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    index, q, gen_k, gen_v, ancestors, out, state, prompt_start, works, lines, beams, scale, stride_qu, stride_qr,
+    stride_qh, stride_gu, stride_slot, stride_gh, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+    KV_HEADS: gl.constexpr, G: gl.constexpr, D: gl.constexpr, A: gl.constexpr, SPLITS: gl.constexpr,
+    PARTIAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     M: gl.constexpr = ROWS // 2
     dtype: gl.constexpr = k_smem.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -279,37 +223,11 @@ def _consume(
 
 @gluon.jit
 def hopper_attention_kernel(
-    k_tiles,
-    v_tiles,
-    values,
-    prompt_start,
-    q,
-    gen_k,
-    gen_v,
-    ancestors,
-    out,
-    state,
-    scale,
-    works,
-    lines,
-    beams,
-    stride_token,
-    stride_qu,
-    stride_qr,
-    stride_qh,
-    stride_gu,
-    stride_slot,
-    stride_gh,
-    KV_HEADS: gl.constexpr,
-    G: gl.constexpr,
-    D: gl.constexpr,
-    A: gl.constexpr,
-    SPLITS: gl.constexpr,
-    PARTIAL: gl.constexpr,
-    ROWS: gl.constexpr,
-    KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    k_tiles, v_tiles, values, prompt_start, q, gen_k, gen_v, ancestors, out, state, scale, works, lines, beams,
+    stride_token, stride_qu, stride_qr, stride_qh, stride_gu, stride_slot, stride_gh, KV_HEADS: gl.constexpr,
+    G: gl.constexpr, D: gl.constexpr, A: gl.constexpr, SPLITS: gl.constexpr, PARTIAL: gl.constexpr,
+    ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     dtype: gl.constexpr = k_tiles.dtype
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS // 2, D], dtype)
     q_smem = gl.allocate_shared_memory(dtype, [2, ROWS // 2, D], q_layout)
@@ -433,87 +351,4 @@ def hopper_attention_kernel(
         ],
         [4, 1],
         [232, 40],
-    )
-
-
-def covers(q: Tensor, prompt_k: Tensor) -> bool:
-    """Whether this kernel can run the call: a Hopper GPU, 16-bit inputs, D of 64 or 128, packed prompt rows."""
-    tokens, _, dim = prompt_k.shape
-    return (
-        q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] == 9
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and dim in (64, 128)
-        and tokens > 0
-        and prompt_k.stride() == (prompt_k.stride(0), dim, 1)
-        and prompt_k.data_ptr() % 16 == 0
-        and prompt_k.stride(0) % 8 == 0
-    )
-
-
-def launch(
-    q: Tensor,
-    prompt_k: Tensor,
-    prompt_v: Tensor,
-    prompt_start: Tensor,
-    gen_k: Tensor,
-    gen_v: Tensor,
-    ancestors: Tensor,
-    scale: float,
-    out: Tensor,
-    state: Tensor,
-    *,
-    rows: int,
-    keys: int,
-    stages: int,
-    splits: int,
-    programs: int,
-) -> None:
-    """Start the kernel on the current stream.
-
-    Args as :func:`xgr_engine.xattention.reference.beam_attention` but ``scale``, which is in base 2 (times log2(e)),
-    and: ``out`` [U, R, Hq, D], or with several splits [splits, U, R, Hq, D] float32; ``state`` [2, splits, U, R, Hq]
-    float32 (unused with one split); tile sizes; ``programs`` at most, each walking over several work items.
-    """
-    users, beams, heads, dim = q.shape
-    tokens, kv_heads, _ = prompt_k.shape
-    group = heads // kv_heads
-    layout = gl.NVMMASharedLayout.get_default_for([keys, dim], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
-    k_tiles, v_tiles = (
-        TensorDescriptor(t, [tokens, kv_heads * dim], [t.stride(0), 1], [keys, dim], layout)
-        for t in (prompt_k, prompt_v)
-    )
-    works = -(-beams * group // rows) * kv_heads * splits * users
-    hopper_attention_kernel[(min(works, programs),)](
-        k_tiles,
-        v_tiles,
-        prompt_v,
-        prompt_start,
-        q,
-        gen_k,
-        gen_v,
-        ancestors,
-        out,
-        state,
-        scale,
-        works,
-        users * beams * heads,
-        beams,
-        prompt_v.stride(0),
-        q.stride(0),
-        q.stride(1),
-        q.stride(2),
-        gen_k.stride(0),
-        gen_k.stride(1),
-        gen_k.stride(2),
-        KV_HEADS=kv_heads,
-        G=group,
-        D=dim,
-        A=ancestors.shape[-1],
-        SPLITS=splits,
-        PARTIAL=splits > 1,
-        ROWS=rows,
-        KEYS=keys,
-        STAGES=stages,
-        num_warps=4,
     )
