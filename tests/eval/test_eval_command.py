@@ -54,6 +54,7 @@ def test_table_names_both_levels_and_both_sets_of_rows(output: Path, capsys: pyt
         (["--k", "5,1"], "ascending"),
         (["--truth-col", "next"], "no column 'next'"),
         (["--vocab", "nowhere"], "nowhere"),
+        (["--truth", "gone.parquet"], "check --truth"),
         (["--user-col", "customer"], "no column 'customer'"),
         (["--history-col", "past"], "no column 'past'"),
     ],

@@ -15,7 +15,8 @@ from xgr_cli.output import Output
 from xgr_engine.errors import UsageError
 
 EXAMPLES = (
-    "xgr eval --recs recs --truth users.parquet --truth-col target",
+    "xgr eval --truth users.parquet",
+    "xgr eval --recs recs --truth users.parquet --truth-col target --vocab vocab",
     "xgr eval --recs recs --truth tomorrow.parquet --user-col customer --k 10,50 --json",
 )
 
@@ -24,12 +25,12 @@ _INPUT, _FIGURES = "Input", "Figures"
 
 def evaluate(
     output: Output,
-    recs: Annotated[
-        str, option("--recs", help="output of xgr recommend, or a Parquet file in its layout", panel=_INPUT)
-    ],
     truth: Annotated[
         list[str], option("--truth", help="file, glob or directory with what the users took next", panel=_INPUT)
     ],
+    recs: Annotated[
+        str, option("--recs", help="output of xgr recommend, or a Parquet file in its layout", panel=_INPUT)
+    ] = "recs",
     truth_col: Annotated[
         str, option("--truth-col", help="column with an item id, or a list of them", panel=_INPUT)
     ] = "target",

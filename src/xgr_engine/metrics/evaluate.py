@@ -31,7 +31,7 @@ from xgr_engine.metrics.matching import (
 from xgr_engine.metrics.ranking import UNKNOWN, IntArray, Lists, metric_names, row_metrics
 from xgr_engine.metrics.recs import RecChunk, Recommendations, open_recommendations
 from xgr_engine.metrics.report import Tally
-from xgr_engine.metrics.truth import Truth, read_truth
+from xgr_engine.metrics.truth import Truth, read_truth, truth_files
 
 NO_VOCABULARY = "none"
 
@@ -102,7 +102,7 @@ def evaluate(options: EvalOptions) -> EvalReport:
         (options.history_col or run.history_col) if history_format in ("items", "sids") else None,
         options.list_text or run.list_text,
     )
-    is_input = recs.is_input(options.truth)
+    is_input = recs.is_input(truth_files(options.truth))
     if is_input and run.rows is not None:
         truth = truth.head(run.rows)  # recommend --limit takes the first rows
     if options.history_col is not None and truth.history is None:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.errors import InputError
-from xgr_engine.job.inputs import find_files
 from xgr_engine.job.manifest import read_manifest
 from xgr_engine.job.outdir import OutDir
 
@@ -115,9 +114,8 @@ class Recommendations:
             return pa.array([], pa.string())
         return plain(pq.read_table(rejects, columns=["user"])["user"])
 
-    def is_input(self, truth: tuple[str, ...]) -> bool:
+    def is_input(self, files: list[Path]) -> bool:
         """Whether these files are, by their content, the input files of the run."""
-        files = find_files(truth)
         if len(files) != len(self.run.inputs):
             return False
         for path, (size, digest) in zip(files, self.run.inputs, strict=True):

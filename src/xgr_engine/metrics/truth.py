@@ -74,7 +74,7 @@ def read_truth(
     """
     pieces: list[dict[str, ListColumn]] = []
     optional = [name for name in (user_col, history_col) if name is not None and name != truth_col]
-    for path in find_files(paths):
+    for path in truth_files(paths):
         reader = FORMATS[detect_format(path)]
         try:
             _require(reader, path, truth_col)
@@ -99,6 +99,18 @@ def read_truth(
         faults=len(targets.faults),
         history_faults=len(history.faults) if history is not None else 0,
     )
+
+
+def truth_files(paths: tuple[str, ...]) -> list[Path]:
+    """The files behind names, globs and directories.
+
+    Raises:
+        InputError: nothing there, or a file named twice.
+    """
+    try:
+        return find_files(paths)
+    except HistoryError as error:  # it speaks of the option of ``recommend``
+        raise InputError(error.what.replace("--in", "--truth"), hint="check --truth") from error
 
 
 def _require(reader: Any, path: Path, name: str) -> None:
