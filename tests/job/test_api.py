@@ -92,7 +92,7 @@ def test_two_runs_give_the_same_bits(place: Place) -> None:
 
 
 def test_items_seen_shrink_the_list_inside_the_search(place: Place) -> None:
-    """cases.md: implicit#198: the rule works inside the search: 40 items, 36 seen, K 3 gives 3, K 8 gives 4 and short."""
+    """cases.md: implicit#198: the rule is inside the search: of 40 items 36 seen, K 3 gives 3, K 8 gives 4, short."""
     users = place.users([list(range(100, 136))])
     for top_k, expected in ((3, 3), (8, 4)):
         run_job(place.options(users, exclude_seen=True, search=SearchOptions(beam=8, top_k=top_k), fresh=True))

@@ -1,4 +1,4 @@
-"""``xgr recommend`` as a user meets it: options to engine, exit codes, one result on stdout; and the fixture's golden."""
+"""``xgr recommend`` as a user meets it: options, exit codes, one result on stdout; and the fixture's golden lists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_a_stopped_run_leaves_no_half_file(place: Place, stop: signal.Signals) -
     users = place.users([[100 + (i + j) % 40 for j in range(8)] for i in range(20_000)])
     command = [
         sys.executable, "-m", "xgr_cli.main", "recommend", "--in", str(users), "--model", str(place.model),
-        "--vocab", str(place.vocab), "--out", str(place.out), "--beam", "16", "--top-k", "5", "--shard-rows", "500", "-q",
+        "--vocab", str(place.vocab), "--out", str(place.out), "--beam", "16", "--top-k", "5", "--shard-rows", "500",
     ]  # fmt: skip
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
@@ -118,7 +119,7 @@ def test_the_fixture_gives_the_golden_lists(shared_data: Path, tmp_path: Path, c
         assert row["user_id"] == user["user_id"] and {sid for sid, _ in found} == {sid for sid, _ in expected}
         scores = dict(expected)
         assert max(abs(score - scores[sid]) for sid, score in found) < 1e-4
-        assert all(scores[a] > scores[b] - 2e-5 for (a, _), (b, _) in zip(found, found[1:], strict=False))
+        assert all(scores[a] > scores[b] - 2e-5 for (a, _), (b, _) in pairwise(found))
 
 
 @pytest.mark.shared_data

@@ -39,6 +39,20 @@ class Ragged:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
+def sorted_union(first: Ragged, second: Ragged) -> Ragged:
+    """Per list the values of both, ascending and without repeats. One sort over all lists: they are many and short."""
+    keys = np.sort(np.concatenate([_keys(first), _keys(second)]))
+    keys = keys[np.diff(keys, prepend=-1) != 0]
+    owners = keys >> 32
+    offsets = np.searchsorted(owners, np.arange(len(first.offsets)))
+    return Ragged((keys & 0xFFFFFFFF).astype(np.int32), offsets.astype(np.int64))
+
+
+def _keys(lists: Ragged) -> NDArray[np.int64]:
+    """One number a value, ordered by list and then by value."""
+    return (lists.owners << 32) | lists.values.astype(np.int64)
+
+
 def no_items(rows: int) -> Ragged:
     return Ragged(np.empty(0, np.int32), np.zeros(rows + 1, np.int64))
 

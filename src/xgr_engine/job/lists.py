@@ -88,7 +88,7 @@ def read_lists(column: ListColumn, name: str, list_text: str | None) -> Lists:
     if not is_list_type(column.type):
         raise HistoryError(
             f"column {name!r} is {column.type}, not a list",
-            hint="give one list of ids a user; see docs/formats.md, 'Histories'",
+            hint="give one list of ids a user; see docs/recommend.md, 'Histories'",
         )
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return _checked(column.flatten(), lengths, name, {})
@@ -136,7 +136,7 @@ def _clean_elements(values: pa.Array, name: str) -> tuple[pa.Array, NDArray[np.b
         return pa.array(np.where(whole, numbers, 0).astype(np.int64), mask=missing), ~whole & ~missing
     raise HistoryError(
         f"column {name!r} holds lists of {kind}, which are no ids",
-        hint="give lists of integers or of text; see docs/formats.md, 'Histories'",
+        hint="give lists of integers or of text; see docs/recommend.md, 'Histories'",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a part file and the rejects hold, as Arrow tables. docs/formats.md, "Recommendations", is the contract.
+"""What a part file and the rejects hold, as Arrow tables. docs/recommend.md tells users of it.
 
 ``nested`` (default), one row an input row, in input order::
 

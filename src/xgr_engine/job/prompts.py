@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import HistoryError
-from xgr_engine.job.histories import HistoryResolver, Ragged, Resolved, no_items
+from xgr_engine.job.histories import HistoryResolver, Ragged, Resolved, no_items, sorted_union
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.lists import read_prompts
 from xgr_engine.job.options import HistoryOptions
@@ -130,9 +130,10 @@ class PromptMaker:
             prepared.counts["cut_items"] += known - len(sids)
             prepared.live.append(row)
             histories.append(sids)
+        excluded = sorted_union(seen, denied)
         for row, rendered in zip(prepared.live, self._renderer.render(histories), strict=True):
             prepared.counts["dropped_items"] += rendered.dropped
-            self._add_prompt(row, rendered.token_ids, [seen[row], denied[row]], prepared)
+            self._add_prompt(row, rendered.token_ids, excluded[row], prepared)
 
     def _apply_unknown_policy(self, resolved: Resolved, prepared: Prepared, place: str) -> None:
         unknown = np.flatnonzero(~resolved.known)
@@ -162,6 +163,7 @@ class PromptMaker:
 
     def _ready_prompts(self, rows: Rows, denied: Ragged, prepared: Prepared) -> None:
         name = self._options.history_col
+        excluded = sorted_union(denied, no_items(rows.length))
         ready = read_prompts(rows.lists[name], name, self._options.list_text)
         prepared.rejects += [Reject(row, *fault) for row, fault in ready.faults.items()]
         for row, prompt in enumerate(ready.prompts):
@@ -183,16 +185,16 @@ class PromptMaker:
                 prepared.rejects.append(Reject(row, "bad-prompt", error.what))
                 continue
             prepared.live.append(row)
-            self._add_prompt(row, tokens, [denied[row]], prepared)
+            self._add_prompt(row, tokens, excluded[row], prepared)
 
-    def _add_prompt(self, row: int, tokens: IntArray, excluded: list[IntArray], prepared: Prepared) -> None:
+    def _add_prompt(self, row: int, tokens: IntArray, excluded: IntArray, prepared: Prepared) -> None:
         if len(tokens) == 0:
             prepared.rejects.append(Reject(row, "empty-history", "the prompt has no token"))
         elif len(tokens) > self._max_context:
             detail = f"{len(tokens)} tokens, and the model reads {self._max_context}"
             prepared.rejects.append(Reject(row, "prompt-too-long", detail))
         prepared.prompts.append(np.asarray(tokens, np.int32))
-        prepared.excluded.append(np.unique(np.concatenate(excluded)))
+        prepared.excluded.append(excluded)
 
 
 def make_prompt_maker(model: ModelDir, resolver: HistoryResolver, options: HistoryOptions) -> PromptMaker:
