@@ -113,6 +113,9 @@ class FakeEngine:
     fails: Callable[[list[np.ndarray]], bool] = lambda prompts: False
     calls: list[int] = field(default_factory=list)
 
+    def reserve(self, tokens: int, users: int) -> None:
+        """Nothing to allocate."""
+
     def run(self, prompts: list[Any], excluded: list[Any]) -> BatchResult:
         self.calls.append(len(prompts))
         if self.fails(prompts):

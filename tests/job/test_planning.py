@@ -80,16 +80,25 @@ def test_batches_are_filled_as_far_as_the_limits_go() -> None:
     assert [len(batch) for batch in plan.batches] == [2, 2, 2, 1]
 
 
-COST = CostModel(per_token=1000, per_row=500, per_user=2000, rows_per_user=64)
+COST = CostModel(
+    per_token=1000, per_row=500, per_user=2000, rows_per_user=64, logits_per_row=3000, logits_cap=1_000_000
+)
 
 
-@given(st.integers(10**5, 10**10), st.integers(1, 10**6), st.booleans())
+def test_logits_are_computed_in_the_chunks_that_the_plan_assumes() -> None:
+    from xgr_engine.models.head import CHUNK_BYTES
+    from xgr_engine.xschedule import memory
+
+    assert memory._LOGITS_CHUNK == CHUNK_BYTES
+
+
+@given(st.integers(3 * 10**5, 10**10), st.integers(1, 10**6), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_the_largest_planned_batch_fits_the_budget_at_full_width(budget: int, longest: int, gpu: bool) -> None:
     limits = plan_limits(COST, budget, longest, gpu)
     assert limits.rows_per_user == COST.rows_per_user
-    assert COST.of_batch(limits.tokens, limits.users) <= budget or limits.users == 1
-    assert COST.of_user(limits.longest_prompt) <= budget
+    assert COST.of_batch(limits.tokens, limits.users) <= budget
+    assert COST.of_batch(limits.longest_prompt, 1) <= budget
     assert 1 <= limits.longest_prompt <= longest
 
 

@@ -92,6 +92,17 @@ def test_user_columns_of_any_type_are_kept_unchanged(place: Place, users: pa.Arr
     assert report.failure is None
 
 
+@pytest.mark.parametrize(
+    ("view", "plain"), [(pa.string_view(), pa.large_string()), (pa.binary_view(), pa.large_binary())]
+)
+def test_view_columns_become_the_plain_type_of_the_same_values(place: Place, view: Any, plain: Any) -> None:
+    users = pa.array([b"a", b"b"], pa.binary()).cast(view)
+    place.run(place.options(place.users([[100], []], user_id=users), max_rejects="1"))
+    assert place.written()["user_id"].type == plain
+    assert [str(user) for user in place.written()["user_id"].to_pylist()] == [str(user) for user in users.to_pylist()]
+    assert place.rejects()[0]["user"] == users[1].as_py()
+
+
 def test_keep_all_keeps_every_column_and_refuses_names_of_the_output(place: Place) -> None:
     path = place.users([[100]], other=[1], day=["mon"])
     place.run(place.options(path, keep=("*",)))

@@ -174,7 +174,7 @@ def build_engine(
         "device_name": weights.device.label,
         "dtype": str(weights.head.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "implementation": getattr(engine, "implementation", "reference"),
+        "implementation": engine.implementation,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if weights.device.gpu_free is not None else None,
         "memory_plan": plan.to_json(),
@@ -190,5 +190,7 @@ def load_engine(
     plan: MemoryPlan,
     threads: int | None = None,
 ) -> LoadedEngine:
-    """:func:`load_weights`, then :func:`build_engine`."""
-    return build_engine(load_weights(model, device, threads), model, vocabulary, search, plan)
+    """:func:`load_weights`, then :func:`build_engine`; buffers of the largest planned batch are allocated at once."""
+    loaded = build_engine(load_weights(model, device, threads), model, vocabulary, search, plan)
+    loaded.engine.reserve(plan.limits.tokens, plan.limits.users)
+    return loaded

@@ -120,6 +120,13 @@ def _from_arrow(batch: pa.RecordBatch, schema: pa.Schema, columns: Columns) -> R
     return Rows(table, {name: batch.column(name) for name in columns.lists}, batch.num_rows)
 
 
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """View types as the plain types of the same values: Arrow cannot pick rows of views."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
 class ParquetFormat(_Format):
     """Row groups before the first wanted row are skipped, not read."""
 
@@ -128,7 +135,7 @@ class ParquetFormat(_Format):
             schema = file.schema_arrow.remove_metadata()
             copied = _check_columns(path, schema.names, columns)
             groups = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
-        return Description(groups, pa.schema([schema.field(name) for name in copied]))
+        return Description(groups, pa.schema([(name, _without_views(schema.field(name).type)) for name in copied]))
 
     def batches(self, path: Path, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
         # Without pre_buffer and with a small buffer a huge row group is streamed page by page.

@@ -1,20 +1,19 @@
-"""How large a batch may be: a linear cost model, and limits planned from it before the run.
+"""How large a batch may be: a cost model made of the model's sizes, and limits planned from it before the run.
 
-``bytes(batch) = per_token * prompt tokens + per_row * beam rows + per_user * users``
+``bytes(batch) = per_token * T + per_row * R + per_user * U + min(logits_cap, logits_per_row * R)``
 
-Derived from the model's sizes (H hidden, I intermediate, n layers, Hq / Hkv heads of D, V vocabulary, b bytes a value),
-S slots of generated tokens a user and R beam rows a user at the widest level:
+for U users with T prompt tokens together and R = U * rows_per_user beam rows (H hidden, I intermediate, n layers, Hq, Hkv
+heads of D, V vocabulary, b bytes a value, S slots of generated tokens a user):
 
 * prompt KV, kept for the whole batch:     ``per_token += 2 n Hkv D b``
 * prefill of one layer (residual twice, normed input, q k v, attention output, gate up, activation):
   ``per_token += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
-* generated KV:                            ``per_user  += 2 n Hkv D b S``
 * a decode step of one layer:              ``per_row   += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
-* logits and their log-softmax in float32: ``per_row   += 2 * 4 C`` with C the columns the score mode looks at
-  (V for ``--score-over vocab``, else the widest level's codes)
-* attention scores against the prompt in float32, where no fused kernel runs: ``4 Hq`` a row and prompt token, which is
-  bounded with the longest prompt of the batch: ``per_row += 4 Hq * longest``
-* candidates: ``per_row += 32 * widest fan-out``
+* attention scores against the prompt in float32, where no fused kernel runs: ``per_row += 4 Hq T`` for T = 1024
+* logits of a level's codes in float32, and its candidates: ``per_row += 4 C + 32 * widest fan-out``
+* generated KV:                            ``per_user  += 2 n Hkv D b S``
+* logits of the vocabulary and their exponentials in float32, computed in chunks: ``logits_per_row = 8 V`` up to twice
+  the chunk, where the score mode or a score suffix needs them
 
 The width is never lowered to fit: if one user does not fit, that is said before the run.
 """
@@ -31,31 +30,32 @@ from xgr_engine.xschedule.scheduler import BatchLimits
 
 # Share of the budget that the plan uses; the rest is for the allocator's fragments and what the model leaves out.
 _SAFETY = 0.8
-# Larger batches bring nothing: on a CPU the working set leaves the cache, on a GPU the matmuls are saturated.
-# Fixed caps also keep the plan, and with it every bit of the output, independent of what else runs on the machine.
+# (tokens, rows). Larger batches bring nothing: on a CPU the working set leaves the cache, on a GPU the matmuls are
+# saturated. Fixed caps also keep the plan, and with it every bit of the output, independent of the machine's load.
 _CPU_CAP = (4096, 8192)
 _GPU_CAP = (131_072, 65_536)
 # On a CPU a fixed default budget, not what happens to be free, for the same reason.
 _CPU_BUDGET = 2 << 30
 _TYPICAL_PROMPT = 1024
+_LOGITS_CHUNK = 256 << 20  # models.head.CHUNK_BYTES, which cannot be imported without torch; a test compares them
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Bytes of a batch as a linear function; see the module."""
+    """Bytes of a batch; see the module."""
 
     per_token: int
     per_row: int
     per_user: int
     rows_per_user: int
-
-    def of_user(self, tokens: int) -> int:
-        """Bytes of one user with a prompt of ``tokens``."""
-        return self.per_token * tokens + self.per_row * self.rows_per_user + self.per_user
+    logits_per_row: int = 0
+    logits_cap: int = 0
 
     def of_batch(self, tokens: int, users: int) -> int:
         """Bytes of ``users`` users with ``tokens`` prompt tokens together."""
-        return self.per_token * tokens + users * (self.per_row * self.rows_per_user + self.per_user)
+        rows = users * self.rows_per_user
+        logits = min(self.logits_cap, self.logits_per_row * rows)
+        return self.per_token * tokens + self.per_row * rows + self.per_user * users + logits
 
 
 def cost_model(spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: int, itemsize: int) -> CostModel:
@@ -71,21 +71,24 @@ def cost_model(spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: 
     widths = [min(options.beam, trie.num_nodes(depth)) for depth in range(1, trie.levels + 1)]
     slots = sum(widths[:-1]) + options.beam * suffix
     level_codes = max((int(codes.max()) + 1 for codes in trie.codes if len(codes)), default=1)
-    columns = spec.vocab_size if options.score_over == "vocab" or suffix else level_codes
     fan_out = max((int((start[1:] - start[:-1]).max()) for start in trie.child_start if len(start) > 1), default=1)
     attention = 4 * spec.num_heads * min(_TYPICAL_PROMPT, spec.max_context)
+    whole_vocabulary = options.score_over == "vocab" or suffix > 0
     return CostModel(
         per_token=kv + layer,
-        per_row=layer + 8 * columns + attention + 32 * fan_out,
+        per_row=layer + attention + 4 * level_codes + 32 * fan_out,
         per_user=kv * slots,
         rows_per_user=max(widths, default=1),
+        logits_per_row=8 * spec.vocab_size if whole_vocabulary else 0,
+        logits_cap=2 * _LOGITS_CHUNK if whole_vocabulary else 0,
     )
 
 
 def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) -> BatchLimits:
     """Token and row budgets of a batch.
 
-    Half of the budget is given to tokens and half to rows, each up to a cap beyond which larger batches bring nothing.
+    Users take up to half of the budget without their prompts, and prompt tokens the rest, each up to a cap beyond which
+    larger batches bring nothing.
 
     Args:
         budget: bytes for a batch, weights not counted.
@@ -95,20 +98,26 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) ->
         UsageError: one user with a prompt of one token does not fit.
     """
     usable = int(budget * _SAFETY)
-    fixed = cost.of_user(0)
-    if fixed + cost.per_token > usable:
+    alone = cost.of_batch(1, 1)
+    if alone > usable:
         raise UsageError(
-            f"one user at this beam width needs {_size(int((fixed + cost.per_token) / _SAFETY))} of memory, "
+            f"one user at this beam width needs {_size(int(alone / _SAFETY))} of memory, "
             f"and {_size(budget)} may be used",
             why="the width is never lowered to fit memory",
             hint="give more with --max-memory, or ask for a smaller --beam",
         )
-    longest = min(longest_prompt, (usable - fixed) // cost.per_token)
     cap_tokens, cap_rows = _GPU_CAP if gpu else _CPU_CAP
-    users = max(1, int(usable / 2 / max(1, fixed)))
-    rows = min(users * cost.rows_per_user, max(cap_rows, cost.rows_per_user))
-    tokens = min(max(1, int(usable / 2 / cost.per_token)), cap_tokens)
-    return BatchLimits(tokens=tokens, rows=rows, rows_per_user=cost.rows_per_user, longest_prompt=longest)
+    users = max(1, cap_rows // cost.rows_per_user)
+    while users > 1 and cost.of_batch(0, users) > usable // 2:
+        users -= 1
+    longest = min(longest_prompt, (usable - cost.of_batch(0, 1)) // cost.per_token)
+    tokens = min((usable - cost.of_batch(0, users)) // cost.per_token, cap_tokens)
+    return BatchLimits(
+        tokens=max(1, tokens),
+        rows=users * cost.rows_per_user,
+        rows_per_user=cost.rows_per_user,
+        longest_prompt=longest,
+    )
 
 
 def default_budget(gpu_free: int | None, host_free: int | None) -> int:

@@ -41,6 +41,7 @@ class Engine(Protocol):
     """``recommender.Recommender``."""
 
     def run(self, prompts: list[IntArray], excluded: list[IntArray]) -> BatchOutcome: ...
+    def reserve(self, tokens: int, users: int) -> None: ...
 
 
 @dataclass(frozen=True)
