@@ -63,8 +63,8 @@ def make(device, dtype, lengths, beams, own, kv_heads, group, dim, seed=0) -> Ca
 
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
-SMALL = AttentionTiles(32, 64)
-SPLIT = AttentionTiles(64, 32, splits=3)
+SMALL = AttentionTiles(32, 32, 8, 2)
+SPLIT = AttentionTiles(64, 16, 8, 2, splits=3)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -90,7 +90,8 @@ def test_equals_the_reference(device, tiles, lengths, beams, own, kv_heads, grou
 @pytest.mark.parametrize(("context", "beams", "dim"), [(1000, 333, 64), (4097, 64, 128)])
 def test_long_prompts_and_wide_beams(device, context, beams, dim):
     call = make(device, torch.float32, (context,), beams, 2, 1, 2, dim)
-    assert call.error(call.run(AttentionTiles(128, 128))) < TOLERANCE[torch.float32]
+    tiles = AttentionTiles(128, 128) if device == "cpu" else None  # the interpreter is quicker over large tiles
+    assert call.error(call.run(tiles)) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.usefixtures("poisoned_memory")

@@ -232,7 +232,7 @@ def choose_tiles(
     """Tiles for a shape: large enough to feed the tensor cores, split where there are too few programs."""
     lines = beams * group
     if dtype == torch.float32:
-        rows, keys, warps, stages = 32, 32, 4, 2
+        rows, keys, warps, stages = 32, 16, 8, 2  # IEEE products hold whole operands in registers: larger tiles spill
     elif lines <= 16:
         rows, keys, warps, stages = 16, 64, 4, 3
     elif lines <= 64:
