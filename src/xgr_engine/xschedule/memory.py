@@ -2,8 +2,8 @@
 
 ``bytes(batch) = per_token * T + per_row * R + per_user * U + min(logits_cap, logits_per_row * R)``
 
-for U users with T prompt tokens together and R = U * rows_per_user beam rows (H hidden, I intermediate, n layers, Hq, Hkv
-heads of D, V vocabulary, b bytes a value, S slots of generated tokens a user):
+for U users with T prompt tokens together and R = U * rows_per_user beam rows (H hidden, I intermediate, n layers, Hq
+and Hkv heads of D, V vocabulary, b bytes a value, S slots a user for generated tokens):
 
 * prompt KV, kept for the whole batch:     ``per_token += 2 n Hkv D b``
 * prefill of one layer (residual twice, normed input, q k v, attention output, gate up, activation):
