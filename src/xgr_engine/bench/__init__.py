@@ -1,0 +1,1 @@
+"""``xgr bench``: workloads, contenders, measurements, reports. docs/benchmarking.md says what the figures mean."""

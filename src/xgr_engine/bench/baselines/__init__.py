@@ -1,0 +1,1 @@
+"""Whom the engine is measured against: one module a contender, imported when it is asked for."""

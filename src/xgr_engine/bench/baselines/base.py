@@ -1,0 +1,155 @@
+"""What a contender is, and the table of all of them.
+
+A contender gets a workload, prepares itself, and turns batches of prompts into ranked lists of SIDs. It is timed from
+prompts on the host to lists on the host, so ``run`` must not return before its answer stands there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xgr_engine.errors import UsageError, XgrError
+
+if TYPE_CHECKING:
+    from xgr_engine.bench.workloads import Batch, Workload
+
+
+class NotAvailableError(XgrError):
+    """A contender cannot run this workload here; ``what`` is the reason, ``hint`` how to get it."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankedSids:
+    """The answer to a batch of U users, best first.
+
+    Attributes:
+        codes: per user int32 [n, L]: codes as the catalog numbers them, padded with -1 at the end. A row that is no
+            SID of the catalog is reported as it is (codes that the contender cannot name are -2), never dropped.
+        scores: per user float32 [n] summed log-probabilities.
+    """
+
+    codes: Sequence[NDArray[np.int32]]
+    scores: Sequence[NDArray[np.float32]]
+
+    def __post_init__(self) -> None:
+        if [len(codes) for codes in self.codes] != [len(scores) for scores in self.scores]:
+            raise ValueError("a user has another number of SIDs than of scores")
+
+
+class Contender(Protocol):
+    """One way to compute a workload. Instances are made by the registry, without arguments.
+
+    Attributes:
+        name: as ``--baselines`` spells it.
+        what: one sentence: what runs, and at which settings.
+    """
+
+    name: str
+    what: str
+
+    def available(self, workload: Workload) -> str | None:
+        """None, or why this workload cannot run here (a package, the device, a shape) and how to get what is missing.
+
+        Called before :meth:`prepare`; cheap; loads no weights.
+        """
+        ...
+
+    def prepare(self, workload: Workload) -> None:
+        """Build everything that outlives a batch: buffers for batches of up to ``workload.users`` prompts of up to
+        ``workload.context`` tokens, graphs, wrapped weights (``workload.model``'s tensors are shared, not copied).
+
+        Raises:
+            NotAvailableError: it cannot run after all.
+            torch.OutOfMemoryError: stands in the report as such.
+        """
+        ...
+
+    def run(self, batch: Batch) -> RankedSids:
+        """Compute one batch of at most ``workload.users`` prompts: ``min(K, reachable)`` SIDs each.
+
+        Returns when the answer is on the host.
+        """
+        ...
+
+    def run_many(self, batches: Sequence[Batch]) -> Iterator[RankedSids]:
+        """Answers in order, for sustained throughput: one batch may be prepared while another computes.
+
+        A contender without overlap yields :meth:`run` of each.
+        """
+        ...
+
+    def release(self) -> None:
+        """Give back everything :meth:`prepare` made; the workload itself stays. May be prepared again."""
+        ...
+
+
+class OneAtATime:
+    """``run_many`` of a contender that overlaps nothing."""
+
+    def run(self, batch: Batch) -> RankedSids:
+        """Of the contender."""
+        raise NotImplementedError
+
+    def run_many(self, batches: Sequence[Batch]) -> Iterator[RankedSids]:
+        """:meth:`run`, one after the other."""
+        for batch in batches:
+            yield self.run(batch)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a contender lives: ``<module>.<factory>()`` makes it.
+
+    Attributes:
+        how_to_get: what the user does when it is not available.
+    """
+
+    module: str
+    factory: str
+    how_to_get: str = ""
+
+
+_HERE = "xgr_engine.bench.baselines"
+# The last part of the table holds engine variants that only the ablations run.
+REGISTRY: dict[str, Entry] = {
+    "xgr": Entry(f"{_HERE}.engine", "Xgr"),
+    "hf": Entry(f"{_HERE}.hf", "HuggingFace", "pip install 'xgr[hf]'"),
+    "hf-fast": Entry(f"{_HERE}.hf", "HuggingFaceFast", "pip install 'xgr[hf]'"),
+    "paged": Entry(f"{_HERE}.paged", "Paged"),
+    "paper": Entry(f"{_HERE}.paper", "Paper"),
+    "cascade": Entry(f"{_HERE}.external", "Cascade", "pip install flashinfer-python (needs a CUDA device)"),
+    "flashrec": Entry(f"{_HERE}.external", "FlashRec", "pip install flashrec (needs a CUDA device)"),
+    "vllm": Entry(f"{_HERE}.external", "Vllm", "pip install vllm (needs a CUDA device)"),
+    "xgr-eager": Entry(f"{_HERE}.variants", "Eager"),
+    "xgr-full-rows": Entry(f"{_HERE}.variants", "FullRows"),
+    "xgr-full-sort": Entry(f"{_HERE}.variants", "FullSort"),
+    "xgr-no-shared-prefix": Entry(f"{_HERE}.variants", "NoSharedPrefix"),
+    "xgr-no-overlap": Entry(f"{_HERE}.variants", "NoOverlap"),
+    "paper-masks": Entry(f"{_HERE}.paper", "PaperMasks"),
+    "all-off": Entry(f"{_HERE}.paged", "AllOff"),
+}
+BASELINES = ("hf", "hf-fast", "paged", "paper", "cascade", "flashrec", "vllm")
+
+
+def make_contender(name: str) -> Contender:
+    """The contender of that name.
+
+    Raises:
+        UsageError: no such name.
+        NotAvailableError: its module cannot be loaded, with the reason.
+    """
+    if name not in REGISTRY:
+        raise UsageError(f"--baselines {name}: must be of {', '.join(BASELINES)}")
+    entry = REGISTRY[name]
+    try:
+        factory = getattr(importlib.import_module(entry.module), entry.factory)
+    except (ImportError, AttributeError) as error:
+        raise NotAvailableError(f"{name} cannot be loaded: {error}", hint=entry.how_to_get) from error
+    contender: Contender = factory()
+    return contender
