@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +246,38 @@ def test_the_same_command_again_is_nothing_to_do(place: Place) -> None:
     stamp = place.out.stat().st_mtime_ns
     report, engine = place.run(place.options(users))
     assert report.record["state"] == "nothing-to-do" and engine is None and place.out.stat().st_mtime_ns == stamp
+
+
+def test_a_run_stopped_just_before_success_completes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xgr_engine.job.outdir import OutDir
+
+    users = place.users([[100]])
+    with monkeypatch.context() as patch:
+        patch.setattr(OutDir, "succeed", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("xgr_engine.job.run._recorded", lambda job, manifest: contextlib.nullcontext())
+        with pytest.raises(KeyboardInterrupt):
+            place.run(place.options(users))
+    assert not (place.out / "_SUCCESS").exists()
+    report, engine = place.run(place.options(users))
+    assert engine is None and report.failure is None and (place.out / "_SUCCESS").exists()
+
+
+def test_nothing_to_do_needs_no_device(place: Place) -> None:
+    users = place.users([[100]])
+    place.run(place.options(users))
+    report, _ = place.run(place.options(users, device="cuda:99"))
+    assert report.record["state"] == "nothing-to-do" and report.record["audit"]["users"] == 1
+
+
+def test_a_flipped_byte_in_the_weights_is_found_before_the_output_is_touched(place: Place, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(place.model, tmp_path / "damaged"))
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(XgrError, match="damaged"):
+        place.run(place.options(place.users([[100]]), model=str(model)))
+    assert not place.out.exists()
 
 
 def test_another_option_input_or_vocabulary_refuses_and_names_the_difference(place: Place, tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ class OutDir:
         """What an earlier run left here.
 
         Returns:
-            ``new``: nothing. ``done``: the same run, finished. ``computed``: the same run with all parts written, held
-            back for its rejects.
+            ``new``: nothing. ``done``: the same run, finished. ``computed``: the same run with all parts written and
+            audited, held back for its rejects (or stopped just before ``_SUCCESS``).
 
         Raises:
             OutputExistsError: anything else.
@@ -90,7 +90,7 @@ class OutDir:
         whole = all(self.part(shard).exists() for shard in shards)
         if self.success.exists() and whole:
             return "done"
-        if manifest.get("state") == "too-many-rejects" and whole and self._has_sidecars(shards):
+        if manifest.get("state") in ("too-many-rejects", "done") and whole and self._has_sidecars(shards):
             return "computed"
         raise OutputExistsError(
             f"--out {self.root} holds an unfinished run (state: {manifest.get('state')})",

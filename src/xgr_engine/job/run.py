@@ -81,8 +81,6 @@ class OpenedJob:
     fields: dict[str, Any]
     out: OutDir
     state: State
-    device: Device
-    memory: MemoryPlan
 
     @property
     def rows(self) -> int:
@@ -102,8 +100,8 @@ class JobReport:
     failure: XgrError | None = None
 
 
-def open_job(options: RecommendOptions, caller: Caller) -> OpenedJob:
-    """Opens and checks everything.
+def open_job(options: RecommendOptions) -> OpenedJob:
+    """Opens and checks everything but the device. Imports no torch.
 
     Raises:
         XgrError: whatever is wrong, before anything is written.
@@ -129,14 +127,18 @@ def open_job(options: RecommendOptions, caller: Caller) -> OpenedJob:
         state: State = "new"
     else:
         state = out.state(fields, shards)
-    device = resolve_device(options.device, caller.note)
-    memory = plan_memory(model, vocabulary, options.search, device, options.max_memory)
-    return OpenedJob(options, inputs, vocabulary, model, shards, fields, out, state, device, memory)
+    return OpenedJob(options, inputs, vocabulary, model, shards, fields, out, state)
+
+
+def _plan_compute(job: OpenedJob, note: Note) -> tuple[Device, MemoryPlan]:
+    device = resolve_device(job.options.device, note)
+    return device, plan_memory(job.model, job.vocabulary, job.options.search, device, job.options.max_memory)
 
 
 def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
     """``--dry-run``: what a run would do. Writes nothing, loads no weights."""
-    job = open_job(options, caller or Caller())
+    job = open_job(options)
+    device, memory = _plan_compute(job, (caller or Caller()).note)
     _prompt_maker(job)
     return JobReport(
         {
@@ -146,9 +148,9 @@ def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepo
             "rows": job.rows,
             "shards": len(job.shards),
             "items": job.vocabulary.num_items,
-            "device": job.device.name,
-            "weight_bytes": weight_bytes(job.model, job.device),
-            "memory_plan": job.memory.to_json(),
+            "device": device.name,
+            "weight_bytes": weight_bytes(job.model, device),
+            "memory_plan": memory.to_json(),
             "fingerprint": fingerprint(job.fields),
         }
     )
@@ -165,21 +167,21 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
     """
     caller = caller or Caller()
     started = time.monotonic()
-    job = open_job(options, caller)
+    job = open_job(options)
+    earlier = read_manifest(job.out.manifest) or {}
     if job.state == "done":
-        caller.note(f"{job.out.root} is complete and of the same fingerprint: nothing to do")
-        return JobReport({"state": "nothing-to-do", "out": str(job.out.root), "fingerprint": fingerprint(job.fields)})
-    maker = _prompt_maker(job)
+        shown = {name: earlier.get(name) for name in ("run_id", "fingerprint", "audit")}
+        return JobReport({"state": "nothing-to-do", "out": str(job.out.root), **shown})
     manifest = _first_manifest(job, caller)
     finisher = Finisher(job.out, job.inputs, job.vocabulary, _resolver(job), options)
     if job.state == "computed":
         caller.note(f"{job.out.root}: all parts are written; checking rejects against --max-rejects again")
-        earlier = read_manifest(job.out.manifest) or {}
         manifest.update({name: earlier[name] for name in ("run_id", "started", "engine", "durations")})
-        with _recorded(job, manifest):
-            return _finish(job, finisher, manifest, started)
+        return _finish(job, finisher, manifest, started)
+    maker = _prompt_maker(job)
+    device, memory = _plan_compute(job, caller.note)
     job.model.verify_weights()
-    loaded = caller.engine_loader(job.model, job.vocabulary, options.search, job.device, job.memory, options.threads)
+    loaded = caller.engine_loader(job.model, job.vocabulary, options.search, device, memory, options.threads)
     manifest["engine"] = loaded.description
     manifest["durations"]["load"] = time.monotonic() - started
     if options.fresh:
