@@ -35,12 +35,14 @@ def item_vectors(history: list[Int64Array], movies: Movies) -> FloatArray:
     together += together.T
     total, margin = together.sum(), together.sum(axis=1)
     expected = np.outer(margin, margin) / max(total, 1.0)
-    # Adding one expected-size count keeps rare pairs from looking like perfect matches.
+    # Half a count on both sides keeps rare pairs from looking like perfect matches.
     shrunk = np.log((together + 0.5) / (expected + 0.5))
     values, vectors = np.linalg.eigh(np.maximum(shrunk, 0.0))
     strongest = np.argsort(-values, kind="stable")[:LATENT]
     latent = vectors[:, strongest] * np.sqrt(np.maximum(values[strongest], 0.0))
-    return np.hstack([_unit_rows(latent), GENRE_WEIGHT * _unit_rows(_genre_matrix(movies)), _decade(movies)])
+    parts = [_unit_rows(latent), GENRE_WEIGHT * _unit_rows(_genre_matrix(movies)), _decade(movies)]
+    joined: FloatArray = np.concatenate(parts, axis=1)
+    return joined
 
 
 def _unit_rows(matrix: FloatArray) -> FloatArray:
@@ -109,7 +111,8 @@ def _seed(points: FloatArray, size: int, generator: np.random.Generator) -> Floa
 def _squared_distances(points: FloatArray, centroids: FloatArray) -> FloatArray:
     """[N, K]"""
     cross = points @ centroids.T
-    return np.maximum((points**2).sum(1)[:, None] + (centroids**2).sum(1)[None, :] - 2 * cross, 0.0)
+    squared: FloatArray = (points**2).sum(1)[:, None] + (centroids**2).sum(1)[None, :] - 2 * cross
+    return np.maximum(squared, 0.0)
 
 
 def _one_code_each(prefix: NDArray[np.intp], distance: FloatArray) -> NDArray[np.intp]:
