@@ -67,7 +67,7 @@ class Recommender:
         self.options = options
         levels = upload_trie(trie, table.bind(trie), model.device)
         tokens = [torch.from_numpy(ids.astype(np.int64)).to(model.device) for ids in table.token_ids[: trie.levels]]
-        self.setup = SearchSetup(model, Head(head_weight, tokens), levels, options, score_suffix)
+        self.setup = SearchSetup(model, Head(head_weight, tokens, model.ops), levels, options, score_suffix)
         # the device search is written in Triton; plain torch kernels, asked for by name, go with the host search
         self._on_device = model.ops.name == "triton"
         self._graphs = graphs

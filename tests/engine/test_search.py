@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import beam_search
-from tiny import CODES, LEVELS, TOKENS, TinyCatalog, TinyWorld, lists, random_prompts, same_ranking
+from tiny import CODES, LEVELS, TOKENS, TinyCatalog, TinyWorld, lists, random_prompts, same_ranking, token_table
 
 from xgr_engine.errors import UsageError
 from xgr_engine.options import SearchOptions
+from xgr_engine.recommender import Recommender
 
 SIDS = st.lists(st.lists(st.integers(0, CODES - 1), min_size=1, max_size=LEVELS).map(tuple), min_size=1, max_size=24)
 PROFILE = settings(max_examples=150, deadline=None)
@@ -146,8 +148,14 @@ def test_equal_scores_are_ordered_by_sid(world: TinyWorld, rows_at_once: int) ->
     """A head of zeros makes all scores equal: the list is in SID order, and the smallest SIDs win."""
     sids = [(a, b, c) for a in range(6) for b in range(6) for c in range(6)]
     catalog = TinyCatalog.of(sids)
-    recommender = world.recommender(catalog, SearchOptions(beam=16, top_k=16), rows_at_once=rows_at_once)
-    recommender.setup.head.weight = recommender.setup.head.weight * 0
+    recommender = Recommender(
+        world.model,
+        torch.zeros_like(world.head),
+        catalog.trie,
+        token_table(),
+        SearchOptions(beam=16, top_k=16),
+        rows_at_once=rows_at_once,
+    )
     result = recommender.run(random_prompts(0, [4, 4]), [np.empty(0, np.int32)] * 2)
     for answer in lists(catalog, result):
         assert [item for item, _ in answer] == list(range(16))

@@ -86,10 +86,10 @@ COST = CostModel(
 
 
 def test_logits_are_computed_in_the_chunks_that_the_plan_assumes() -> None:
-    from xgr_engine.models.head import CHUNK_BYTES
+    from xgr_engine.kernels.reference import LOGITS_BYTES
     from xgr_engine.xschedule import memory
 
-    assert memory._LOGITS_CHUNK == CHUNK_BYTES
+    assert memory._LOGITS_CHUNK == LOGITS_BYTES
 
 
 @given(st.integers(3 * 10**5, 10**10), st.integers(1, 10**6), st.booleans())

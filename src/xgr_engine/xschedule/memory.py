@@ -37,7 +37,9 @@ _GPU_CAP = (131_072, 65_536)
 # On a CPU a fixed default budget, not what happens to be free, for the same reason.
 _CPU_BUDGET = 2 << 30
 _TYPICAL_PROMPT = 1024
-_LOGITS_CHUNK = 256 << 20  # models.head.CHUNK_BYTES, which cannot be imported without torch; a test compares them
+_LOGITS_CHUNK = (
+    256 << 20
+)  # kernels.reference.LOGITS_BYTES, which cannot be imported without torch; a test compares them
 
 
 @dataclass(frozen=True)
