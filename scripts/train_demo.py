@@ -11,17 +11,23 @@ test target, is looked at once, at the end, to print the recall. Same seed, mach
 Needs torch and transformers (the ``hf`` extra).
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import os
 import platform
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+# With another number of threads numpy's linear algebra rounds otherwise, and k-means then lands elsewhere.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[variable] = "1"
 
 import numpy as np
 import torch
@@ -32,8 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "datasets" / "movielens"
 sys.path.insert(0, str(DEMO))
 
-import ml100k  # noqa: E402
-import semantic_ids  # noqa: E402
+import ml100k
+import semantic_ids
 
 IntArray = NDArray[np.int32]
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<unk>")
@@ -354,7 +360,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=DEMO, help="receives checkpoint/, item_codes.csv and training.json")
     parser.add_argument("--cache", type=Path, default=ROOT / "work" / "movielens" / "download")
-    parser.add_argument("--threads", type=int, default=1, help="another number may change the last bits of the result")
+    parser.add_argument("--threads", type=int, default=1, help="for training; part of what decides the last bits")
     parser.add_argument("--max-epochs", type=int, default=Recipe.max_epochs)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -41,13 +41,13 @@ def item_vectors(history: list[Int64Array], movies: Movies) -> FloatArray:
     strongest = np.argsort(-values, kind="stable")[:LATENT]
     latent = vectors[:, strongest] * np.sqrt(np.maximum(values[strongest], 0.0))
     parts = [_unit_rows(latent), GENRE_WEIGHT * _unit_rows(_genre_matrix(movies)), _decade(movies)]
-    joined: FloatArray = np.concatenate(parts, axis=1)
-    return joined
+    return np.concatenate(parts, axis=1)
 
 
 def _unit_rows(matrix: FloatArray) -> FloatArray:
     length = np.linalg.norm(matrix, axis=1, keepdims=True)
-    return np.divide(matrix, length, out=np.zeros_like(matrix), where=length > 0)
+    units: FloatArray = np.divide(matrix, length, out=np.zeros_like(matrix), where=length > 0)
+    return units
 
 
 def _genre_matrix(movies: Movies) -> FloatArray:
