@@ -26,7 +26,7 @@ from torch import Tensor
 
 from xgr_engine.errors import UsageError
 
-_LOG2E = 1.4426950408889634
+LOG2E = 1.4426950408889634
 _MERGE_LINES = 8  # lines of a merging program
 
 
@@ -269,12 +269,9 @@ def beam_attention(
         UsageError: shapes or strides that the kernel does not cover.
     """
     users, beams, heads, dim = q.shape
-    kv_heads = prompt_k.shape[1]
     _check(q, prompt_k, prompt_v, gen_k, gen_v, ancestors, scale)
-    processors = _multiprocessors(q.device)
     if tiles is None:
-        hopper = _hopper_covers(q, prompt_k)
-        tiles = choose_tiles(users, beams, kv_heads, heads // kv_heads, q.dtype, processors, hopper)
+        tiles = tiles_for(q, prompt_k)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
@@ -283,28 +280,13 @@ def beam_attention(
     if splits > 1:
         target = torch.empty((splits, lines, dim), dtype=torch.float32, device=q.device)
         state = torch.empty((2, splits, lines), dtype=torch.float32, device=q.device)
-    args = (q, prompt_k, prompt_v, prompt_start, gen_k, gen_v, ancestors, scale * _LOG2E, target, state)
-    if tiles.hopper:
-        from xgr_engine.xattention import hopper as specialized  # Gluon is loaded only where it runs
-
-        specialized.launch(
-            *args,
-            rows=tiles.rows,
-            keys=tiles.keys,
-            stages=tiles.stages,
-            splits=splits,
-            programs=processors if tiles.persistent else 1 << 30,
-        )
-    else:
-        _launch(*args, tiles)
+    attend(q, prompt_k, prompt_v, prompt_start, gen_k, gen_v, ancestors, scale, target, state, tiles)
     if splits > 1:
-        grid = (triton.cdiv(lines, _MERGE_LINES),)
-        block_d = triton.next_power_of_2(dim)
-        _merge_kernel[grid](target, state, out, lines, SPLITS=splits, D=dim, LINES=_MERGE_LINES, BLOCK_D=block_d)
+        merge_states(target, state, out)
     return out
 
 
-def _launch(
+def attend(
     q: Tensor,
     prompt_k: Tensor,
     prompt_v: Tensor,
@@ -317,6 +299,21 @@ def _launch(
     state: Tensor,
     tiles: AttentionTiles,
 ) -> None:
+    """The kernel alone. With a ``state`` [2, splits, lines] of its own, ``out`` [splits, lines, D] gets the weighted
+    values of each split before the division, ``state`` their maximum and sum (base 2); with ``state is out``, the
+    result."""
+    if tiles.hopper:
+        from xgr_engine.xattention import hopper as specialized  # Gluon is loaded only where it runs
+
+        specialized.launch(
+            *(q, prompt_k, prompt_v, prompt_start, gen_k, gen_v, ancestors, scale * LOG2E, out, state),
+            rows=tiles.rows,
+            keys=tiles.keys,
+            stages=tiles.stages,
+            splits=tiles.splits,
+            programs=_multiprocessors(q.device) if tiles.persistent else 1 << 30,
+        )
+        return
     users, beams, heads, dim = q.shape
     kv_heads = prompt_k.shape[1]
     programs = triton.cdiv(beams * heads // kv_heads, tiles.rows) * kv_heads * tiles.splits * users
@@ -330,7 +327,7 @@ def _launch(
         ancestors,
         out,
         state,
-        scale,
+        scale * LOG2E,
         users * beams * heads,
         beams,
         q.stride(0),
@@ -346,7 +343,7 @@ def _launch(
         D=dim,
         A=ancestors.shape[-1],
         SPLITS=tiles.splits,
-        PARTIAL=tiles.splits > 1,
+        PARTIAL=state is not out,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
         BLOCK_D=max(16, triton.next_power_of_2(dim)),
@@ -354,6 +351,21 @@ def _launch(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
+
+
+def merge_states(partial: Tensor, state: Tensor, out: Tensor) -> None:
+    """Merge partial softmax states: partial float32 [splits, lines, D], state [2, splits, lines] -> out [lines, D]."""
+    splits, lines, dim = partial.shape
+    block_d = triton.next_power_of_2(dim)
+    grid = (triton.cdiv(lines, _MERGE_LINES),)
+    _merge_kernel[grid](partial, state, out, lines, SPLITS=splits, D=dim, LINES=_MERGE_LINES, BLOCK_D=block_d)
+
+
+def tiles_for(q: Tensor, prompt_k: Tensor) -> AttentionTiles:
+    """:func:`choose_tiles` for these inputs on their device."""
+    (users, beams, heads, _), kv_heads, processors = q.shape, prompt_k.shape[1], _multiprocessors(q.device)
+    hopper = _hopper_covers(q, prompt_k)
+    return choose_tiles(users, beams, kv_heads, heads // kv_heads, q.dtype, processors, hopper)
 
 
 def _hopper_covers(q: Tensor, prompt_k: Tensor) -> bool:

@@ -48,8 +48,8 @@ def launch(
     """Start the kernel on the current stream.
 
     Args as :func:`xgr_engine.xattention.reference.beam_attention` but ``scale``, which is in base 2 (times log2(e)),
-    and: ``out`` [U, R, Hq, D], or with several splits [splits, U, R, Hq, D] float32; ``state`` [2, splits, U, R, Hq]
-    float32 (unused with one split); tile sizes; ``programs`` at most, each walking over several work items.
+    and: ``out`` [U, R, Hq, D], or with a ``state`` [2, splits, U, R, Hq] float32 of its own (not ``out`` itself)
+    [splits, U, R, Hq, D]; tile sizes; ``programs`` at most, each walking over several work items.
     """
     users, beams, heads, dim = q.shape
     tokens, kv_heads, _ = prompt_k.shape
@@ -87,7 +87,7 @@ def launch(
         D=dim,
         A=ancestors.shape[-1],
         SPLITS=splits,
-        PARTIAL=splits > 1,
+        PARTIAL=state is not out,
         ROWS=rows,
         KEYS=keys,
         STAGES=stages,
