@@ -1,0 +1,350 @@
+"""``transformers.generate`` with beam search over the trie: the script that most teams run today, at its best.
+
+``hf`` constrains with the trie callback (``prefix_allowed_tokens_fn``), ``hf-fast`` with one vectorised logits
+processor over the trie's arrays. Both share the workload's weights, use SDPA attention, and run the sub-batch that
+turned out quickest among those that fit in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids
+from xgr_engine.bench.memory import free_memory, is_out_of_memory
+from xgr_engine.bench.workloads import Batch, BenchModel, Workload
+from xgr_engine.models.spec import ModelSpec
+from xgr_engine.system import version
+
+# transformers marks beams that do not exist with -1e9; forbidden continuations stand at -inf.
+_NO_BEAM = -1e8
+
+
+class HuggingFace(OneAtATime):
+    """``generate`` with the trie callback."""
+
+    name = "hf"
+    what = "transformers.generate, trie callback, SDPA, the quickest of its batch sizes"
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._workload: Workload | None = None
+        self._sub_batch = 1
+        self.notes: list[str] = []
+
+    def available(self, workload: Workload) -> str | None:
+        """transformers is installed, and beam search without an end token can express the catalog."""
+        if version("transformers") is None:
+            return "transformers is not installed: pip install 'xgr[hf]'"
+        if workload.search.score_over != "vocab":
+            return "generate scores over the whole vocabulary only: use --score-over vocab"
+        if not workload.catalog.uniform:
+            return "the catalog has SIDs of several lengths, which generate with a fixed number of tokens cannot do"
+        return None
+
+    def prepare(self, workload: Workload) -> None:
+        """Wrap the weights and find the best sub-batch."""
+        self._workload = workload
+        self._model = transformers_model(workload.model)
+        self._constraint = self._make_constraint(workload)
+        self._sub_batch = self._best_sub_batch(workload)
+        self.notes = [f"{self._sub_batch} prompts a call"]
+
+    def _make_constraint(self, workload: Workload) -> dict[str, Any]:
+        return {"prefix_allowed_tokens_fn": TrieCallback(workload)}
+
+    def _best_sub_batch(self, workload: Workload) -> int:
+        """Of 1, all, and a middle: the one with the best rate, among those that fit. One run each, after one of 1."""
+        sizes = sorted({1, max(1, workload.users // 2), workload.users})
+        best, best_rate = 1, 0.0
+        self._generate(workload.batch(0, 1).prompts)
+        for size in sizes:
+            start = time.perf_counter()
+            try:
+                self._generate(workload.batch(0, size).prompts)
+            except Exception as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+                free_memory(workload.model.device)
+                break
+            rate = size / (time.perf_counter() - start)
+            if rate > best_rate:
+                best, best_rate = size, rate
+        return best
+
+    def run(self, batch: Batch) -> RankedSids:
+        """The prompts in sub-batches. Scores are NaN: with ``output_scores`` generate would keep every step's."""
+        return self._run(batch, scored=False)
+
+    def run_scored(self, batch: Batch) -> RankedSids:
+        """The same with scores, one prompt a call since it needs more memory. For comparing answers, not for timing."""
+        return self._run(batch, scored=True)
+
+    def _run(self, batch: Batch, *, scored: bool) -> RankedSids:
+        codes: list[NDArray[np.int32]] = []
+        scores: list[NDArray[np.float32]] = []
+        size = 1 if scored else self._sub_batch
+        for at in range(0, len(batch.prompts), size):
+            found = self._generate(batch.prompts[at : at + size], scored)
+            codes += found.codes
+            scores += found.scores
+        return RankedSids(codes, scores)
+
+    def release(self) -> None:
+        """Drop the wrapped model; the weights belong to the workload."""
+        self._model = None
+        self._workload = None
+        self._constraint = {}
+
+    @torch.inference_mode()
+    def _generate(self, prompts: tuple[NDArray[np.int32], ...], scored: bool = False) -> RankedSids:
+        if self._workload is None:
+            raise NotAvailableError(f"{self.name} was not prepared")
+        workload, device = self._workload, self._workload.model.device
+        longest = max(len(prompt) for prompt in prompts)
+        ids = np.zeros((len(prompts), longest), np.int64)
+        mask = np.zeros((len(prompts), longest), np.int64)
+        for row, prompt in enumerate(prompts):  # padding goes in front
+            ids[row, longest - len(prompt) :] = prompt
+            mask[row, longest - len(prompt) :] = 1
+        for part in self._constraint.values():
+            _start(part, longest)
+        steps = workload.catalog.trie.levels + len(workload.model.score_suffix)
+        found = self._model.generate(
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            num_beams=workload.search.beam,
+            num_return_sequences=workload.search.top_k,
+            max_new_tokens=steps,
+            min_new_tokens=steps,
+            do_sample=False,
+            length_penalty=0.0,
+            early_stopping=True,
+            pad_token_id=0,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_scores=scored,
+            **self._constraint,
+        )
+        levels = workload.catalog.trie.levels
+        tokens = found.sequences[:, longest : longest + levels].cpu().numpy()
+        scores = np.full(len(tokens), np.nan, np.float32)
+        if scored:
+            scores = found.sequences_scores.float().cpu().numpy()
+        return _ranked(tokens, scores, len(prompts), workload)
+
+
+class HuggingFaceFast(HuggingFace):
+    """``generate`` with a vectorised constraint."""
+
+    name = "hf-fast"
+    what = "transformers.generate, one vectorised CSR logits processor, SDPA, the quickest of its batch sizes"
+
+    def _make_constraint(self, workload: Workload) -> dict[str, Any]:
+        return {"logits_processor": [CsrConstraint(workload)]}
+
+
+class TrieCallback:
+    """``prefix_allowed_tokens_fn``: walks the trie for one beam, as evaluation scripts do."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._children = node_children(workload)
+        self._suffix = workload.model.score_suffix
+        self.prompt_length = 0
+
+    def __call__(self, batch_id: int, sequence: Tensor) -> list[int]:
+        """Tokens that may follow. A beam that left the trie (there were too few candidates) may only pad."""
+        path = tuple(sequence[self.prompt_length :].tolist())
+        levels = len(self._children)
+        if len(path) >= levels:
+            return [self._suffix[len(path) - levels]]
+        return self._children[len(path)].get(path, [0])
+
+
+class CsrConstraint:
+    """A logits processor that masks all beams of a step at once from the trie's arrays on the device."""
+
+    def __init__(self, workload: Workload) -> None:
+        trie, device = workload.catalog.trie, workload.model.device
+        self._suffix = workload.model.score_suffix
+        self._vocabulary = workload.model.spec.vocab_size
+        bound = workload.model.table.bind(trie)
+        self._start: list[Tensor] = []
+        self._token: list[Tensor] = []
+        self._key: list[tuple[Tensor, Tensor]] = []
+        self._widest: list[int] = []
+        for depth in range(trie.levels):
+            start = torch.from_numpy(trie.child_start[depth].astype(np.int64))
+            token = torch.from_numpy(workload.model.table.token_ids[depth][bound[depth]].astype(np.int64))
+            parent = torch.repeat_interleave(torch.arange(len(start) - 1), start.diff())
+            # children are ascending by code; where token ids are too, (parent, token) is sorted
+            key, order = (parent * self._vocabulary + token).sort()
+            self._start.append(start.to(device))
+            self._token.append(token.to(device))
+            self._key.append((key.to(device), order.to(device)))
+            self._widest.append(int(start.diff().max()))
+        self.prompt_length = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [rows, V] with everything but the children of each row's node at -inf."""
+        path = input_ids[:, self.prompt_length :]
+        masked = torch.full_like(scores, -torch.inf)
+        depth = path.shape[1]
+        if depth >= len(self._start):
+            wanted_token = self._suffix[depth - len(self._start)]
+            masked[:, wanted_token] = scores[:, wanted_token]
+            return masked
+        node = torch.zeros(len(path), dtype=torch.int64, device=scores.device)
+        alive = torch.ones_like(node, dtype=torch.bool)
+        for level in range(depth):
+            key, order = self._key[level]
+            wanted = node * self._vocabulary + path[:, level]
+            at = torch.searchsorted(key, wanted).clamp_max_(len(key) - 1)
+            alive &= key[at] == wanted
+            node = torch.where(alive, order[at], 0)
+        first, last = self._start[depth][node], self._start[depth][node + 1]
+        place = first[:, None] + torch.arange(self._widest[depth], device=scores.device)
+        inside = (place < last[:, None]) & alive[:, None]
+        token = self._token[depth][place.clamp_max_(len(self._token[depth]) - 1)]
+        # places beyond a row's children repeat its first child, whose score they may write again
+        token = torch.where(inside, token, token[:, :1])
+        masked.scatter_(1, token, scores.gather(1, token))
+        return masked.masked_fill_(~alive[:, None], -torch.inf)
+
+
+def node_children(workload: Workload) -> list[dict[tuple[int, ...], list[int]]]:
+    """Per level: the tokens of a prefix -> the tokens that may follow."""
+    sids = workload.catalog.sids
+    tokens = np.stack(
+        [
+            workload.model.table.token_ids[level][workload.model.table.columns(level, sids[:, level])]
+            for level in range(sids.shape[1])
+        ],
+        axis=1,
+    )
+    tables: list[dict[tuple[int, ...], list[int]]] = []
+    for level in range(sids.shape[1]):
+        rows = tokens[:, : level + 1]
+        new = np.concatenate([[True], (rows[1:] != rows[:-1]).any(1)])
+        table: dict[tuple[int, ...], list[int]] = {}
+        for *prefix, last in rows[new].tolist():
+            table.setdefault(tuple(prefix), []).append(last)
+        tables.append(table)
+    return tables
+
+
+def _start(part: Any, prompt_length: int) -> None:
+    for constraint in part if isinstance(part, list) else [part]:
+        constraint.prompt_length = prompt_length
+
+
+def _ranked(tokens: NDArray[np.int64], scores: NDArray[np.float32], users: int, workload: Workload) -> RankedSids:
+    codes = codes_of_tokens(tokens, workload)
+    kept = ~(scores <= _NO_BEAM)  # unknown scores are kept
+    rows = [slice(user * len(scores) // users, (user + 1) * len(scores) // users) for user in range(users)]
+    return RankedSids([codes[row][kept[row]] for row in rows], [scores[row][kept[row]] for row in rows])
+
+
+def codes_of_tokens(tokens: NDArray[np.int64], workload: Workload) -> NDArray[np.int32]:
+    """Codes of generated tokens [n, L]; -2 where a token stands for no code of its level."""
+    codes = np.full(tokens.shape, -2, np.int32)
+    for level in range(tokens.shape[1]):
+        ids, known = workload.model.table.token_ids[level], workload.model.table.codes[level]
+        order = np.argsort(ids)
+        at = np.searchsorted(ids, tokens[:, level], sorter=order).clip(max=len(ids) - 1)
+        match = ids[order[at]] == tokens[:, level]
+        codes[match, level] = known[order[at]][match]
+    return codes
+
+
+def transformers_model(model: BenchModel) -> Any:
+    """The same weights as a transformers model; tensors are shared, q, k, v and gate, up being views."""
+    import transformers
+
+    spec = model.spec
+    names = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+    config = getattr(transformers, f"{names[spec.family]}Config")(**_config(spec, transformers.__version__))
+    config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        wrapped = getattr(transformers, f"{names[spec.family]}ForCausalLM")(config)
+    wrapped.load_state_dict(dict(_tensors(model)), assign=True, strict=False)
+    if spec.tied:
+        wrapped.tie_weights()
+    # its frequencies are no weights, so they are still on the meta device
+    wrapped.model.rotary_emb = type(wrapped.model.rotary_emb)(config=config).to(model.device)
+    missing = [name for name, tensor in wrapped.named_parameters() if tensor.is_meta]
+    if missing:
+        raise NotAvailableError(f"transformers {transformers.__version__} has other weights: {', '.join(missing[:5])}")
+    wrapped.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
+    return wrapped.eval()
+
+
+def _config(spec: ModelSpec, installed: str) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": spec.rope.kind}
+    if spec.rope.kind == "llama3":
+        rope |= {
+            "factor": spec.rope.factor,
+            "low_freq_factor": spec.rope.low_freq_factor,
+            "high_freq_factor": spec.rope.high_freq_factor,
+            "original_max_position_embeddings": spec.rope.original_max_position,
+        }
+    if int(installed.split(".")[0]) >= 5:
+        place: dict[str, Any] = {"rope_parameters": {**rope, "rope_theta": spec.rope.theta}}
+    else:
+        scaled = {} if spec.rope.kind == "default" else {"rope_scaling": rope}
+        place = {"rope_theta": spec.rope.theta, **scaled}
+    return {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "rms_norm_eps": spec.rms_eps,
+        "max_position_embeddings": spec.max_context,
+        "tie_word_embeddings": spec.tied,
+        "attention_bias": spec.qkv_bias,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **place,
+    }
+
+
+def _tensors(model: BenchModel) -> list[tuple[str, Tensor]]:
+    """Names as transformers has them."""
+    spec, decoder = model.spec, model.decoder
+    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    named: list[tuple[str, Tensor]] = [
+        ("model.embed_tokens.weight", decoder.embed),
+        ("model.norm.weight", decoder.norm),
+        ("lm_head.weight", model.head),
+    ]
+
+    def cut(stacked: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(stacked, [query, key, key])
+
+    for index, layer in enumerate(decoder.layers):
+        at = f"model.layers.{index}."
+        named += zip((f"{at}self_attn.{n}_proj.weight" for n in "qkv"), cut(layer.qkv), strict=True)
+        if layer.qkv_bias is not None:
+            named += zip((f"{at}self_attn.{n}_proj.bias" for n in "qkv"), cut(layer.qkv_bias), strict=True)
+        named += zip((f"{at}mlp.{n}_proj.weight" for n in ("gate", "up")), layer.gate_up.chunk(2), strict=True)
+        optional = {
+            "self_attn.q_norm.weight": layer.q_norm,
+            "self_attn.k_norm.weight": layer.k_norm,
+            "self_attn.o_proj.weight": layer.out,
+            "self_attn.o_proj.bias": layer.out_bias,
+            "input_layernorm.weight": layer.attn_norm,
+            "post_attention_layernorm.weight": layer.mlp_norm,
+            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.bias": layer.down_bias,
+        }
+        named += [(at + name, tensor) for name, tensor in optional.items() if tensor is not None]
+    return [(name, tensor.detach()) for name, tensor in named]

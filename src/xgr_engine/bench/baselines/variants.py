@@ -1,0 +1,138 @@
+"""The engine with one part switched off, for the ablations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from xgr_engine.bench.baselines.engine import Xgr
+from xgr_engine.bench.workloads import Batch, Workload
+from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.recommender import PendingBatch, Recommender
+from xgr_engine.search.setup import DeadNodes
+from xgr_engine.xbeam.exclusions import find_dead_nodes
+
+_NEEDS_GPU = "not available: the search runs without CUDA graphs on this device anyway"
+
+
+class Eager(Xgr):
+    """The same kernels, launched one by one."""
+
+    name = "xgr-eager"
+    what = "kernels launched one by one instead of one CUDA graph"
+    graphs = False
+
+    def available(self, workload: Workload) -> str | None:
+        """Graphs exist on a GPU only."""
+        return None if workload.model.device.type == "cuda" else _NEEDS_GPU
+
+
+class FullRows(Xgr):
+    """W rows a level, whether or not the trie has that many prefixes."""
+
+    name = "xgr-full-rows"
+    what = "W rows at every level but the root"
+
+    def available(self, workload: Workload) -> str | None:
+        """The search of fixed shapes has rows without a prefix; the one on a CPU computes live rows only."""
+        if workload.model.decoder.ops.name != "triton":
+            return "not available: the search on this device has no rows without a prefix"
+        return None
+
+    def make(self, workload: Workload) -> Recommender:
+        """A level claims W inner nodes; the rows that the trie cannot fill are dead, and computed."""
+        recommender = super().make(workload)
+        setup, width = recommender.setup, workload.search.beam
+        levels = tuple(
+            replace(level, inner_count=max(level.inner_count, width)) if level.inner is not None else level
+            for level in setup.levels
+        )
+        recommender.setup = replace(setup, levels=levels)
+        return recommender
+
+
+class FullSort(Xgr):
+    """No early termination: every live row is expanded before the best are chosen."""
+
+    name = "xgr-full-sort"
+    what = "every live row expanded, all candidates ranked"
+    rows_at_once = 0
+
+    def available(self, workload: Workload) -> str | None:
+        """On a GPU the short list is part of the kernels."""
+        if workload.model.decoder.ops.name == "triton":
+            return "not available: the device's selection has no form without its short list"
+        return None
+
+
+class NoOverlap(Xgr):
+    """A batch is submitted when the one before it has been ranked."""
+
+    name = "xgr-no-overlap"
+    what = "one batch at a time, host and device in turn"
+    in_flight = 1
+
+    def available(self, workload: Workload) -> str | None:
+        """On a CPU host and device are one."""
+        return None if workload.model.device.type == "cuda" else "not available: the CPU is host and device in one"
+
+
+class NoSharedPrefix(Xgr):
+    """What all prompts begin with is computed once a user instead of once a batch."""
+
+    name = "xgr-no-shared-prefix"
+    what = "the prompts' common beginning computed once a user"
+
+    def available(self, workload: Workload) -> str | None:
+        """Needs prompts that share something."""
+        if workload.users < 2 or not (workload.shared_prefix or workload.prompts):
+            return "not available: the prompts of this workload share no beginning"
+        return None
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> PendingBatch:
+        """As the recommender's own, with a pack that shares nothing."""
+        recommender = self._prepared()
+        prompts = list(batch.prompts)
+        exclusions = find_dead_nodes(recommender.trie, [np.empty(0, np.int32)] * len(prompts))
+        dead = DeadNodes(
+            inner=tuple(torch.from_numpy(table) for table in exclusions.inner),
+            leaves=torch.from_numpy(exclusions.leaves),
+        )
+        model = recommender.model
+        pack = pack_apart(batch, model.device)
+        if recommender._on_device:
+            recommender.reserve(pack.cache_tokens, len(prompts))
+            assert recommender._lane is not None
+            outcome, ready = recommender._lane.run(pack, dead)
+            return PendingBatch(len(prompts), exclusions, outcome, ready)
+        cache = model.new_cache(pack.cache_tokens, len(prompts), recommender.setup.slots)
+        outcome = recommender._host.run(model.prefill(pack, cache), cache, dead.to(model.device))
+        return PendingBatch(len(prompts), exclusions, outcome, None)
+
+
+def pack_apart(batch: Batch, device: torch.device) -> PackedPrompts:
+    """The prompts packed without looking for a common beginning."""
+    lengths = [len(prompt) for prompt in batch.prompts]
+    start = np.cumsum([0, *lengths])
+    tokens = np.concatenate(batch.prompts).astype(np.int64)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+
+    def upload(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+    assert all(low < high for low, high in pairwise(start.tolist()))
+    return PackedPrompts(
+        tokens=upload(tokens),
+        positions=upload(positions),
+        prefix=0,
+        lengths=lengths,
+        query_start=start.tolist(),
+        key_start=start.tolist(),
+        cache_rows=upload(np.arange(len(tokens))),
+        prefix_rows=upload(np.empty((len(lengths), 0), np.int64)),
+        last=upload(start[1:] - 1),
+    )

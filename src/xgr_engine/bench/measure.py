@@ -1,0 +1,111 @@
+"""Samples and what may be said of them: quantiles with bootstrap intervals, warm-up until stable, A B A B."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+# Fewer samples than these say nothing about such a tail.
+_NEEDED = {50: 1, 90: 10, 99: 50}
+_RESAMPLES = 1000
+_STABLE = 0.05  # spread of the last runs relative to their median
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its 95 % interval (equal to the figure where one sample is all there is)."""
+
+    value: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Estimate:
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+    def inverse(self, numerator: float) -> Estimate:
+        """``numerator / figure``: a rate from a time."""
+        return Estimate(numerator / self.value, numerator / self.high, numerator / self.low)
+
+    def to_json(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def quantile(samples: Sequence[float], percent: int, seed: int = 0) -> Estimate | None:
+    """A percentile with its bootstrap 95 % interval; None where the samples are too few for that tail."""
+    values = np.asarray(samples, np.float64)
+    if len(values) < _NEEDED.get(percent, 1):
+        return None
+    generator = np.random.default_rng(seed)
+    drawn = values[generator.integers(0, len(values), (_RESAMPLES, len(values)))]
+    low, high = np.percentile(np.percentile(drawn, percent, axis=1), [2.5, 97.5])
+    return Estimate(float(np.percentile(values, percent)), float(low), float(high))
+
+
+@dataclass
+class Samples:
+    """Seconds of single runs of one contender, in the order they were taken."""
+
+    seconds: list[float] = field(default_factory=list)
+    warm_up: int = 0
+    stable: bool = False
+
+    def summary(self) -> dict[str, object]:
+        """Milliseconds: p50, p90, p99 with intervals (null where the samples are too few), and their number."""
+        milliseconds = [second * 1e3 for second in self.seconds]
+        quantiles = {percent: quantile(milliseconds, percent) for percent in (50, 90, 99)}
+        return {
+            **{f"p{percent}": found and found.to_json() for percent, found in quantiles.items()},
+            "samples": len(milliseconds),
+            "warm_up_runs": self.warm_up,
+            "stable": self.stable,
+        }
+
+
+def warm_up(run: Callable[[], object], budget_s: float, clock: Callable[[], float] = time.perf_counter) -> Samples:
+    """Run until the last three runs lie within 5 % of their median, or the budget is spent; at least once.
+
+    Returns:
+        Samples without any sample, holding the number of warm-up runs and whether they became stable.
+    """
+    taken: list[float] = []
+    begin = clock()
+    while True:
+        start = clock()
+        run()
+        taken.append(clock() - start)
+        last = taken[-3:]
+        middle = float(np.median(last))
+        stable = len(taken) > 3 and max(last) - min(last) <= _STABLE * middle
+        if stable or clock() - begin + middle > budget_s:
+            return Samples(warm_up=len(taken), stable=stable)
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[int], object]],
+    samples: Mapping[str, Samples],
+    budget_s: float,
+    max_repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Time the runs in rounds A B C, A B C, ..., so that drift of the machine meets everybody alike.
+
+    Each gets at least one sample, and a further one while its samples so far and the next fit its budget.
+
+    Args:
+        runs: called with the number of the round.
+        samples: where the seconds go.
+    """
+    waiting = list(runs)
+    for number in range(max_repeats):
+        for name in waiting:
+            start = clock()
+            runs[name](number)
+            samples[name].seconds.append(clock() - start)
+        waiting = [
+            name for name in waiting if sum(samples[name].seconds) + float(np.median(samples[name].seconds)) <= budget_s
+        ]
+        if not waiting:
+            return

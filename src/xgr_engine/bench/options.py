@@ -1,0 +1,177 @@
+"""Options of a benchmark, and the presets that fill them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from xgr_engine.errors import UsageError
+from xgr_engine.options import ScoreOver
+
+PRESETS = ("sid-gr", "xgr-paper", "static", "quick")
+_NUMBER = re.compile(r"\d+(\.\d+)?([eE]\+?\d+)?$")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured. One row a combination of geometry, context, users and beam.
+
+    Attributes:
+        preset: where the values came from.
+        geometries: named sizes with random weights; unused with ``model``.
+        model, vocab: directories of ``xgr convert`` and ``xgr build-vocab``; inputs: histories for real prompts.
+        items, codes, levels: synthetic catalog; None: the geometry's own code space.
+        contexts: prompt tokens; users: prompts a batch; beams: W; top_k: K, None: K = W, so that nothing is pruned.
+        shared_prefix: tokens that all prompts begin with.
+        baselines: contenders beside the engine.
+        budget_s: seconds of measurement a contender and row; one run is always measured.
+        max_repeats: most latency samples a contender and row.
+        ablations, online, attention, constraint, timeline: parts of the report.
+        constraint_items: catalog sizes of the constraint's cost.
+        slo_ms: what the P99 of the online mode must keep.
+        online_requests: requests of a trial.
+    """
+
+    preset: str | None = None
+    geometries: tuple[str, ...] = ()
+    model: str | None = None
+    vocab: str | None = None
+    inputs: tuple[str, ...] = ()
+    history_col: str = "history"
+    history_format: str = "items"
+    items: int = 1_000_000
+    codes: int | None = None
+    levels: int | None = None
+    contexts: tuple[int, ...] = (1000,)
+    users: tuple[int, ...] = (8,)
+    beams: tuple[int, ...] = (512,)
+    top_k: int | None = 50
+    score_over: ScoreOver = "vocab"
+    shared_prefix: int = 0
+    baselines: tuple[str, ...] = ()
+    device: str = "auto"
+    dtype: str = "bfloat16"
+    seed: int = 0
+    budget_s: float = 6.0
+    max_repeats: int = 100
+    rows: bool = True
+    ablations: bool = True
+    online: bool = False
+    attention: bool = True
+    constraint: bool = False
+    timeline: bool = True
+    constraint_items: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    slo_ms: float = 200.0
+    online_requests: int = 300
+    online_contenders: tuple[str, ...] = ("xgr", "paged")
+
+    def __post_init__(self) -> None:
+        for name in ("contexts", "users", "beams"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise UsageError(f"--{name.rstrip('s')}: needs numbers of at least 1")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"--top-k {self.top_k}: must be at least 1")
+        if self.budget_s <= 0 or self.slo_ms <= 0 or self.max_repeats < 1:
+            raise UsageError("--budget, --slo-ms and --repeats must be above 0")
+        if self.shared_prefix >= min(self.contexts):
+            raise UsageError(f"--shared-prefix {self.shared_prefix}: must be shorter than the shortest context")
+        if (self.model is None) != (self.vocab is None):
+            raise UsageError("--model and --vocab go together", hint="give both, or --geometry for random weights")
+        if self.inputs and self.model is None:
+            raise UsageError("--in needs --model and --vocab", hint="synthetic prompts need neither")
+        if self.model is not None and self.geometries:
+            raise UsageError("--model and --geometry exclude one another")
+
+
+def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:
+    """The options of a preset.
+
+    Raises:
+        UsageError: no such preset.
+    """
+    everyone = ("hf", "hf-fast", "paged", "paper", "cascade", "flashrec", "vllm")
+    base = BenchOptions(preset=name, top_k=None, baselines=everyone)
+    if name == "sid-gr":
+        return replace(
+            base, geometries=("qwen3-1.7b",), contexts=(1000, 5000), users=(1, 2, 4, 8), beams=(256,), budget_s=4.0
+        )
+    if name == "xgr-paper":
+        return replace(
+            base,
+            geometries=("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "onerec-0.1b", "onerec-1b", "onerec-3b"),
+            contexts=(512, 1024, 2048, 3072),
+            users=(4,),
+            beams=(128, 256, 512),
+            budget_s=2.0,
+            online=True,
+        )
+    if name == "static":
+        small = ("qwen3-1.7b",) if on_gpu else ("quick",)
+        return replace(
+            base,
+            geometries=small,
+            users=(8,) if on_gpu else (2,),
+            beams=(256,) if on_gpu else (64,),
+            contexts=(1,),
+            codes=8192 if on_gpu else 1024,
+            levels=3,
+            baselines=(),
+            rows=False,
+            ablations=False,
+            attention=False,
+            timeline=False,
+            constraint=True,
+        )
+    if name == "quick":
+        return replace(
+            base,
+            geometries=("quick",),
+            items=20_000,
+            contexts=(64, 128),
+            users=(4,),
+            beams=(32, 64),
+            budget_s=0.5,
+            max_repeats=30,
+            online=True,
+            online_requests=60,
+            online_contenders=("xgr",),
+        )
+    raise UsageError(f"--preset {name}: must be one of {', '.join(PRESETS)}")
+
+
+def default_options(*, on_gpu: bool, gpu_bytes: int = 0) -> BenchOptions:
+    """What ``xgr bench`` runs when nothing is said: a geometry that fits the machine."""
+    if not on_gpu:
+        return BenchOptions(
+            geometries=("quick",), items=20_000, contexts=(128,), users=(4,), budget_s=2.0, baselines=("hf", "paged")
+        )
+    geometry = "qwen3-1.7b" if gpu_bytes > 40e9 else "qwen3-0.6b" if gpu_bytes > 12e9 else "onerec-0.1b"
+    return BenchOptions(geometries=(geometry,), baselines=("hf", "paged"))
+
+
+def parse_count(text: str, flag: str) -> int:
+    """``1e6``, ``1000000`` or ``2.5e5`` as a whole number.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if _NUMBER.match(text.strip()) and float(text) == int(float(text)) and float(text) >= 1:
+        return int(float(text))
+    raise UsageError(f"{flag} {text}: must be a whole number of at least 1, such as 20000 or 1e6")
+
+
+def parse_counts(text: str, flag: str) -> tuple[int, ...]:
+    """A comma-separated list of counts."""
+    return tuple(parse_count(part, flag) for part in text.split(","))
+
+
+def parse_codes(text: str) -> tuple[int, int]:
+    """``8192x3`` as codes a level and levels.
+
+    Raises:
+        UsageError: anything else.
+    """
+    codes, cross, levels = text.lower().partition("x")
+    if not cross or not levels:
+        raise UsageError(f"--codes {text}: must be CODESxLEVELS, such as 8192x3")
+    return parse_count(codes, "--codes"), parse_count(levels, "--codes")

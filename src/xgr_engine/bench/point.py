@@ -1,0 +1,263 @@
+"""One row of the benchmark: every contender on one workload, answers first, then time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from xgr_engine.bench.baselines.base import Contender, NotAvailableError, OneAtATime, RankedSids, make_contender
+from xgr_engine.bench.baselines.engine import reference_answers
+from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
+from xgr_engine.bench.measure import Estimate, Samples, interleaved, quantile, warm_up
+from xgr_engine.bench.memory import Peak, free_memory, is_out_of_memory, peak_memory
+from xgr_engine.bench.parity import Parity, compare
+from xgr_engine.bench.workloads import Workload
+from xgr_engine.errors import XgrError
+
+Note = Callable[[str], None]
+_COMPARED_USERS = 2
+_ROUNDS_OF_THROUGHPUT = 3
+_DIFFERENT_BATCHES = 8  # prompts of timed rounds repeat after these
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Seconds of latency samples a contender, and the most samples."""
+
+    seconds: float
+    max_repeats: int
+
+
+@dataclass
+class Measured:
+    """One contender's part of a row.
+
+    Attributes:
+        status: ``ok``, ``out of memory``, ``not run`` (with ``reason``) or ``failed`` (with ``reason``).
+        rate: users a second, from batches one after the other, or in flight where the contender can.
+        alone: it did not fit beside the others, so its samples were not interleaved with theirs.
+    """
+
+    name: str
+    what: str = ""
+    status: str = "ok"
+    reason: str = ""
+    samples: Samples = field(default_factory=Samples)
+    rate: Estimate | None = None
+    rate_from: str = ""
+    peak: Peak = field(default_factory=Peak)
+    parity: Parity | None = None
+    alone: bool = False
+    notes: list[str] = field(default_factory=list)
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+
+class Row:
+    """Measures the contenders named on one workload. :meth:`measure` does it all; nothing stays prepared."""
+
+    def __init__(self, workload: Workload, names: Sequence[str], budget: Budget, note: Note) -> None:
+        self.workload = workload
+        self.budget = budget
+        self.note = note
+        self.measured: dict[str, Measured] = {name: Measured(name) for name in names}
+        self._ready: dict[str, Contender] = {}
+        self._weights = 0
+        self._reference: RankedSids | None = None
+        self._batches = [workload.batch(number) for number in range(_DIFFERENT_BATCHES)]
+
+    def measure(self) -> dict[str, Any]:
+        """All contenders: answers compared, warmed up, interleaved samples, rate. Returns the row as JSON."""
+        workload = self.workload
+        free_memory(workload.model.device)
+        self._weights = workload.model.bytes
+        self._reference = reference_answers(workload, workload.batch(0, min(_COMPARED_USERS, workload.users)))
+        free_memory(workload.model.device)
+        for name in self.measured:
+            self._prepare(name)
+        self._time(list(self._ready))
+        self._release_all()
+        return self.to_json()
+
+    # ---- preparing --------------------------------------------------------------------------------------------------
+
+    def _prepare(self, name: str) -> None:
+        """Prepare, compare and warm up. What does not fit beside the others is measured alone."""
+        found = self.measured[name]
+        try:
+            contender = make_contender(name)
+            found.what = contender.what
+            if reason := contender.available(self.workload):
+                found.status, found.reason = "not run", reason
+                return
+            self._warm(contender, found)
+            self._ready[name] = contender
+        except NotAvailableError as error:
+            found.status, found.reason = "not run", ": ".join(part for part in (error.what, error.hint) if part)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                found.status, found.reason = "failed", _one_line(error)
+                return
+            del error
+            self._alone(name)
+
+    def _alone(self, name: str) -> None:
+        """Try again with nobody else in memory, and take the samples at once."""
+        found = self.measured[name]
+        others = list(self._ready)
+        for other in others:
+            self._ready.pop(other).release()
+        free_memory(self.workload.model.device)
+        contender = make_contender(name)
+        try:
+            self._warm(contender, found)
+            self._ready[name] = contender
+            found.alone = True
+            self._time([name])
+        except Exception as error:
+            oom = is_out_of_memory(error)
+            found.status, found.reason = ("out of memory", "") if oom else ("failed", _one_line(error))
+        self._ready.pop(name, None)
+        contender.release()
+        free_memory(self.workload.model.device)
+        for other in others:
+            self._ready[other] = make_contender(other)
+            self._ready[other].prepare(self.workload)
+            self._ready[other].run(self._batches[0])
+
+    def _warm(self, contender: Contender, found: Measured) -> None:
+        """Answers before speed: the first thing a contender computes is compared."""
+        workload = self.workload
+        started = time.perf_counter()
+        with peak_memory(workload.model.device) as peak:
+            contender.prepare(workload)
+            found.samples = warm_up(lambda: contender.run(self._batches[0]), self.budget.seconds)
+        found.peak = peak
+        compared = workload.batch(0, min(_COMPARED_USERS, workload.users))
+        run_scored = getattr(contender, "run_scored", contender.run)
+        answer = run_scored(compared)
+        assert self._reference is not None
+        found.parity = compare(answer, self._reference, workload.catalog.trie, workload.top_k, workload.model.dtype)
+        found.notes = list(getattr(contender, "notes", []))
+        self.note(f"  {contender.name}: ready after {time.perf_counter() - started:.1f} s")
+
+    # ---- timing -----------------------------------------------------------------------------------------------------
+
+    def _time(self, names: Sequence[str]) -> None:
+        """Latency in rounds of all, then the rate of those that keep several batches in flight."""
+        device = self.workload.model.device
+
+        def runner(contender: Contender) -> Callable[[int], object]:
+            return lambda number: contender.run(self._batches[number % len(self._batches)])
+
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        runs = {name: runner(self._ready[name]) for name in names if self._ready[name]}
+        interleaved(
+            runs, {name: self.measured[name].samples for name in runs}, self.budget.seconds, self.budget.max_repeats
+        )
+        for name in runs:
+            contender, found = self._ready[name], self.measured[name]
+            latency = quantile(found.samples.seconds, 50)
+            assert latency is not None
+            if isinstance(contender, OneAtATime) or device.type == "cpu":
+                found.rate, found.rate_from = latency.inverse(self.workload.users), "median latency"
+            else:
+                found.rate, found.rate_from = self._rate(contender, latency.value), "batches in flight"
+            if (statistics := getattr(contender, "statistics", None)) is not None:
+                found.statistics = statistics()
+
+    def _rate(self, contender: Contender, latency: float) -> Estimate:
+        """Users a second over runs of many batches."""
+        count = max(3, min(50, int(self.budget.seconds / _ROUNDS_OF_THROUGHPUT / latency)))
+        batches = [self._batches[number % len(self._batches)] for number in range(count)]
+        rates = []
+        for _ in range(_ROUNDS_OF_THROUGHPUT):
+            start = time.perf_counter()
+            for _answer in contender.run_many(batches):
+                pass
+            rates.append(count * self.workload.users / (time.perf_counter() - start))
+        estimate = quantile(rates, 50)
+        assert estimate is not None
+        return estimate
+
+    def _release_all(self) -> None:
+        for contender in self._ready.values():
+            contender.release()
+        self._ready.clear()
+        free_memory(self.workload.model.device)
+
+    # ---- the record -------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The row: what was asked for, the work it takes, and each contender's figures."""
+        workload = self.workload
+        return {
+            **describe_workload(workload),
+            "contenders": [self._contender_json(found) for found in self.measured.values()],
+        }
+
+    def _contender_json(self, found: Measured) -> dict[str, Any]:
+        record: dict[str, Any] = {"name": found.name, "what": found.what, "status": found.status}
+        if found.status != "ok":
+            return {**record, "reason": found.reason}
+        workload, parity = self.workload, found.parity
+        latency = quantile(found.samples.seconds, 50)
+        assert latency is not None and found.rate is not None and parity is not None
+        users_s = found.rate
+        tokens = workload.batch(0).tokens / workload.users
+        work = prefill_work(workload, workload.users) + decode_work(workload, workload.users)
+        on_gpu = workload.model.device.type == "cuda"
+        return {
+            **record,
+            "latency_ms": found.samples.summary(),
+            "users_per_s": users_s.to_json(),
+            "users_per_s_from": found.rate_from,
+            "prompt_tokens_per_s": users_s.scaled(tokens).to_json(),
+            "device_peak_bytes": self._weights + (found.peak.device_own or 0) if on_gpu else None,
+            "device_own_bytes": found.peak.device_own,
+            "host_peak_bytes": found.peak.host,
+            "host_own_bytes": found.peak.host_own,
+            "tflops": work.flops / latency.value / 1e12,
+            "tbs": work.bytes / latency.value / 1e12,
+            "parity": {**asdict(parity), "marks": parity.marks},
+            "interleaved": not found.alone,
+            "notes": found.notes,
+            "statistics": found.statistics,
+        }
+
+
+def describe_workload(workload: Workload) -> dict[str, Any]:
+    """What a row asks for, and the least work that it takes."""
+    users = workload.users
+    prefill, decode = prefill_work(workload, users), decode_work(workload, users)
+    return {
+        "model": workload.model.name,
+        "dtype": workload.model.dtype,
+        "catalog": workload.catalog.name,
+        "items": workload.catalog.trie.num_items,
+        "context": workload.context,
+        "users": users,
+        "beam": workload.search.beam,
+        "top_k": workload.search.top_k,
+        "score_over": workload.search.score_over,
+        "shared_prefix": workload.shared_prefix,
+        "prompts": "given" if workload.prompts else "synthetic",
+        "rows_a_level": rows_a_level(workload),
+        "work": {
+            "prefill_flops": prefill.flops,
+            "prefill_bytes": prefill.bytes,
+            "decode_flops": decode.flops,
+            "decode_bytes": decode.bytes,
+        },
+        "kv_cache_bytes": kv_cache_bytes(workload, users),
+        "weight_bytes": workload.model.bytes,
+    }
+
+
+def _one_line(error: BaseException) -> str:
+    text = error.what if isinstance(error, XgrError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:300]
