@@ -1,6 +1,6 @@
 """Sustained time of a batch on one GPU, geometry by geometry: the rows of docs/performance.md, checked, then timed.
 
-    python benchmarks/sustained.py --geometry qwen3-1.7b --rows 1000x8x256,5000x8x256 [--items 1e6] [--profile 1000x8x256]
+    python benchmarks/sustained.py --geometry qwen3-1.7b --rows 1000x8x256,5000x8x256 [--items 1e6]
 
 A row is context x users x beam, K = W, so that no row of the search can be skipped. Before timing, two users of the
 row are computed again by the plain torch implementation, and the lists compared. Batches are submitted one ahead, as

@@ -7,6 +7,7 @@ that a handful of graphs serves a job. They share one memory pool, since only on
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,12 +53,21 @@ class GraphedSearch:
     Args:
         cache: the keys and values that prefill fills; graphs hold its addresses.
         capture: False runs the same kernels one by one (for shapes seen once, and to measure what graphs save).
+        make_search: what is captured: a :class:`DeviceSearch`, or another search of fixed shapes.
     """
 
-    def __init__(self, setup: SearchSetup, cache: KVCache, *, capture: bool = True) -> None:
+    def __init__(
+        self,
+        setup: SearchSetup,
+        cache: KVCache,
+        *,
+        capture: bool = True,
+        make_search: Callable[[SearchSetup, int], DeviceSearch] = DeviceSearch,
+    ) -> None:
         self.setup = setup
         self.cache = cache
         self.capture = capture
+        self._make_search = make_search
         self._graphs: OrderedDict[tuple[int, int], _Captured] = OrderedDict()
         self._eager: dict[int, DeviceSearch] = {}
         self._pool = torch.cuda.graph_pool_handle() if capture else None
@@ -75,7 +85,7 @@ class GraphedSearch:
             buffers = self._buffers(places, width, hidden)
             _load(*buffers, hidden, dead)
             if places not in self._eager:
-                self._eager[places] = DeviceSearch(self.setup, places)
+                self._eager[places] = self._make_search(self.setup, places)
             return self._eager[places].run(buffers[0], self.cache, buffers[1], buffers[2])
         captured = self._graphs.get((places, width)) or self._captured(places, width, hidden)
         self._graphs.move_to_end((places, width))
@@ -103,7 +113,7 @@ class GraphedSearch:
         """Run the search once to compile and to let libraries allocate, then record it."""
         while len(self._graphs) >= _GRAPHS_KEPT:
             self._graphs.popitem(last=False)
-        search = DeviceSearch(self.setup, places)
+        search = self._make_search(self.setup, places)
         inputs, dead, present = self._buffers(places, width, hidden)
         side = torch.cuda.Stream(hidden.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(hidden.device))
@@ -127,4 +137,5 @@ def _load(inputs: Tensor, tables: DeadNodes, present: Tensor, hidden: Tensor, de
     for target, source in zip((*tables.inner, tables.leaves), (*dead.inner, dead.leaves), strict=True):
         if target.shape[1]:
             target.fill_(NO_NODE)
-            target[:users, : source.shape[1]].copy_(source, non_blocking=True)
+            pinned = source if source.is_cuda or not target.is_cuda else source.pin_memory()
+            target[:users, : source.shape[1]].copy_(pinned, non_blocking=True)

@@ -88,8 +88,11 @@ class KVCache:
             raise ValueError(
                 f"{len(lengths)} prompts of {starts[-1]} tokens in a cache for {self.users}, {self.tokens}"
             )
-        self.prompt_start.copy_(torch.tensor(starts, dtype=torch.int32), non_blocking=True)
-        self.lengths[: len(lengths)].copy_(torch.tensor(lengths, dtype=torch.int64), non_blocking=True)
+        # from pageable memory the copy would wait for all that the device still has to do
+        pinned = self.lengths.is_cuda
+        self.prompt_start.copy_(torch.tensor(starts, dtype=torch.int32, pin_memory=pinned), non_blocking=True)
+        known = torch.tensor(lengths, dtype=torch.int64, pin_memory=pinned)
+        self.lengths[: len(lengths)].copy_(known, non_blocking=True)
 
     def generated(self, layer: int, users: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first ``users`` users' generated tokens, each [users, slots, Hkv, D]."""

@@ -20,7 +20,7 @@ def prompt_attention(
 
     Sequences of equal shape that follow one another run as one call; the others one by one, without padding.
     """
-    out = torch.empty_like(q)
+    parts = []
     with sdpa_kernel(_PREFERRED, set_priority=True):
         for first, last, queries, keys in _runs(query_start, key_start):
             q0, k0, count = query_start[first], key_start[first], last - first
@@ -30,8 +30,8 @@ def prompt_attention(
                 v[k0 : k0 + count * keys].view(count, keys, *v.shape[1:]),
                 scale,
             )
-            out[q0 : q0 + count * queries] = mixed.flatten(0, 1)
-    return out
+            parts.append(mixed.flatten(0, 1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _runs(query_start: list[int], key_start: list[int]) -> list[tuple[int, int, int, int]]:
