@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from xgr_engine.search.host import HostSearch, SearchCounters
 from xgr_engine.search.lanes import Lane
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.tokens.table import SidTokenTable
-from xgr_engine.xbeam.exclusions import Exclusions, find_dead_nodes
+from xgr_engine.xbeam.exclusions import Exclusions, UserRules, find_dead_nodes
 from xgr_engine.xbeam.ranking import BatchResult, rank_items
 from xgr_engine.xbeam.state import upload_trie
 
@@ -93,12 +94,13 @@ class Recommender:
             self._lane = None  # free first
             self._lane = Lane(self.setup, tokens, users, graphs=self._graphs)
 
-    def run(self, prompts: list[NDArray[np.int32]], excluded: list[NDArray[np.int32]]) -> BatchResult:
+    def run(self, prompts: list[NDArray[np.int32]], excluded: Sequence[NDArray[np.int32] | UserRules]) -> BatchResult:
         """Recommend for a batch.
 
         Args:
             prompts: per user the prompt's token ids, at least one.
-            excluded: per user the rows of ``items.parquet`` that must not be returned.
+            excluded: per user the rows of ``items.parquet`` that must not be returned, or more rules; over a forest
+                the rules say each user's tree.
 
         Returns:
             Per user exactly ``min(K, reachable)`` items, best first.
@@ -110,13 +112,16 @@ class Recommender:
         return self.collect(self.submit(prompts, excluded))
 
     @torch.inference_mode()
-    def submit(self, prompts: list[NDArray[np.int32]], excluded: list[NDArray[np.int32]]) -> PendingBatch:
+    def submit(
+        self, prompts: list[NDArray[np.int32]], excluded: Sequence[NDArray[np.int32] | UserRules]
+    ) -> PendingBatch:
         """Start a batch; on a GPU this returns as soon as the work is queued. Args as in :meth:`run`."""
         self._check_lengths(prompts)
         exclusions = find_dead_nodes(self.trie, excluded)
         dead = DeadNodes(
             inner=tuple(torch.from_numpy(table) for table in exclusions.inner),
             leaves=torch.from_numpy(exclusions.leaves),
+            root=torch.from_numpy(exclusions.root),
         )
         pack = PackedPrompts.of(prompts, self.model.device)
         if self._on_device:

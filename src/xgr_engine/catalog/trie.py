@@ -77,6 +77,19 @@ class ItemTrie:
         flags: NDArray[np.bool_] = self.leaf_depth[self.leaf_start[depth - 1]] == depth
         return flags
 
+    def tree_leaves(self) -> IntArray:
+        """[roots + 1] the leaves under root t are ``tree_leaves()[t] : tree_leaves()[t + 1]``; a trie has one root."""
+        return np.array([0, self.num_leaves], np.int32)
+
+    def places_of(self, rows: IntArray) -> NDArray[np.int64]:
+        """Places in ``items`` of the ``rows`` of ``items.parquet`` that are there: ascending, no repeats."""
+        rows = np.unique(rows)
+        if len(rows) == 0 or self.num_items == 0:
+            return np.empty(0, np.int64)
+        at = np.searchsorted(self.items, rows).clip(max=self.num_items - 1)
+        found: NDArray[np.int64] = at[self.items[at] == rows].astype(np.int64)
+        return found
+
     @cached_property
     def leaf_of_item(self) -> IntArray:
         """[items] the leaf each entry of ``items`` belongs to."""
@@ -188,6 +201,71 @@ class ItemTrie:
         items_valid = len(self.items) == 0 or bool(self.items[0] >= 0)
         _require(items_valid and _ascending(self.items, strictly=True), "items are not ascending")
         _require(sum(int(self.is_leaf(depth + 1).sum()) for depth in range(levels)) == leaves, "leaf_depth is wrong")
+
+
+@dataclass(frozen=True)
+class ItemForest(ItemTrie):
+    """Tries over disjoint sets of items in one set of arrays, so that one batch may search in several of them.
+
+    Depth 0 holds one root a tree, and every deeper node belongs to one tree: a search that starts at a root stays in
+    its tree. Nodes and leaves are numbered tree by tree, in SID order within a tree. ``items`` are ascending within a
+    tree only.
+
+    Attributes:
+        first_leaf: [trees + 1] the first leaf of each tree, and the number of leaves.
+    """
+
+    first_leaf: IntArray
+
+    def num_nodes(self, depth: int) -> int:
+        return len(self.child_start[0]) - 1 if depth == 0 else super().num_nodes(depth)
+
+    def tree_leaves(self) -> IntArray:
+        return self.first_leaf
+
+    def places_of(self, rows: IntArray) -> NDArray[np.int64]:
+        rows = np.unique(rows)
+        if len(rows) == 0 or self.num_items == 0:
+            return np.empty(0, np.int64)
+        by_row, sorted_rows = self._by_row
+        at = np.searchsorted(sorted_rows, rows).clip(max=self.num_items - 1)
+        found: NDArray[np.int64] = np.sort(by_row[at[sorted_rows[at] == rows]]).astype(np.int64)
+        return found
+
+    @cached_property
+    def _by_row(self) -> tuple[NDArray[np.intp], IntArray]:
+        order = np.argsort(self.items)
+        return order, self.items[order]
+
+
+def build_forest(codes: IntArray, rows: IntArray, tree: IntArray, trees: int) -> ItemForest:
+    """The forest of chosen items.
+
+    Args:
+        codes: [n, L] the SID of each item (padded with -1), in SID order.
+        rows: [n] its row of ``items.parquet``; tree: [n] its tree, 0..trees-1.
+        trees: how many there are; one without items has no leaf.
+    """
+    order = np.argsort(tree, kind="stable")
+    whole = trie_of_sorted(np.concatenate([tree[order, None].astype(np.int32), codes[order]], axis=1))
+    # the first level of `whole` are the trees that have items: their roots
+    present = whole.codes[0] if whole.levels else np.empty(0, np.int32)
+    first_leaf = np.zeros(trees + 1, np.int32)
+    first_leaf[1 + present] = whole.leaf_end[0] - whole.leaf_start[0]
+    np.cumsum(first_leaf, out=first_leaf)
+    children = np.zeros(trees + 1, np.int32)
+    if whole.levels > 1:
+        children[1 + present] = np.diff(whole.child_start[1])
+        np.cumsum(children, out=children)
+    return ItemForest(
+        codes=whole.codes[1:],
+        child_start=(children, *whole.child_start[2:]),
+        leaf_start=whole.leaf_start[1:],
+        leaf_depth=whole.leaf_depth - np.uint8(1),
+        item_start=whole.item_start,
+        items=rows[order].astype(np.int32),
+        first_leaf=first_leaf,
+    )
 
 
 def sid_order(codes: IntArray) -> NDArray[np.intp]:

@@ -44,7 +44,7 @@ class DeviceSearch:
             present: bool [U]; the places of a batch that hold no user find nothing.
         """
         setup, users = self.setup, len(hidden)
-        beams = Beams.root(users, hidden.device)
+        beams = Beams.root(users, hidden.device, dead.root)
         beams.score.masked_fill_(~present[:, None], -torch.inf)
         pool = Finished.empty(users, hidden.device)
         finite = hidden.isfinite().all()

@@ -49,7 +49,7 @@ class HostSearch:
     def run(self, hidden: Tensor, cache: KVCache, dead: DeadNodes) -> Outcome:
         """From the prompts' last hidden states [U, H] to the best complete SIDs of each user."""
         batch = _Batch(self, hidden, cache, dead)
-        beams = Beams.root(len(hidden), hidden.device)
+        beams = Beams.root(len(hidden), hidden.device, dead.root)
         for depth, level in enumerate(self.setup.levels):
             beams = batch.advance(beams, level, depth)
             if beams.node.shape[1] == 0:

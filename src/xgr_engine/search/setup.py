@@ -41,14 +41,17 @@ class DeadNodes:
 
     Attributes:
         inner: per depth int32 [U, M_d]; leaves: int32 [U, M].
+        root: int64 [U] node of depth 0 where each user's search starts; None: the one root of a trie.
     """
 
     inner: tuple[Tensor, ...]
     leaves: Tensor
+    root: Tensor | None = None
 
     def to(self, device: torch.device) -> DeadNodes:
         """The same on ``device``."""
-        return DeadNodes(tuple(table.to(device) for table in self.inner), self.leaves.to(device))
+        root = None if self.root is None else self.root.to(device)
+        return DeadNodes(tuple(table.to(device) for table in self.inner), self.leaves.to(device), root)
 
 
 @dataclass(frozen=True)

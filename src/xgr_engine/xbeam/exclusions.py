@@ -6,6 +6,7 @@ when as many of its leaves are dead as it has. The tables hold only dead nodes: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,19 @@ NO_NODE = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
+class UserRules:
+    """What one user may get, where a list of exclusions does not say it all.
+
+    Attributes:
+        excluded: int32 rows of ``items.parquet`` that must not be returned.
+        tree: the tree of the :class:`xgr_engine.catalog.trie.ItemForest` that the user's items are in.
+    """
+
+    excluded: NDArray[np.int32]
+    tree: int
+
+
+@dataclass(frozen=True)
 class Exclusions:
     """Dead nodes of a batch. Tables are ascending in each row, padded with ``NO_NODE`` to a common width.
 
@@ -27,6 +41,7 @@ class Exclusions:
         inner: per depth 1..L int32 [U, M_d] nodes under which, themselves apart, no live leaf hangs.
         item_positions: per user the excluded places of ``trie.items``, ascending, without repeats.
         reachable_items, reachable_leaves: int64 [U] what is left for each user.
+        root: int64 [U] node of depth 0 where each user's search starts.
     """
 
     leaves: NDArray[np.int32]
@@ -34,16 +49,24 @@ class Exclusions:
     item_positions: list[NDArray[np.int64]]
     reachable_items: NDArray[np.int64]
     reachable_leaves: NDArray[np.int64]
+    root: NDArray[np.int64]
 
 
-def find_dead_nodes(trie: ItemTrie, excluded: list[NDArray[np.int32]]) -> Exclusions:
+def find_dead_nodes(trie: ItemTrie, rules: Sequence[NDArray[np.int32] | UserRules]) -> Exclusions:
     """Dead nodes of a batch.
 
     Args:
-        excluded: per user rows of ``items.parquet``, in any order; repeats and rows outside the trie do no harm.
+        rules: per user the excluded rows of ``items.parquet``, in any order; repeats and rows outside the trie, or
+            outside the user's tree, do no harm.
     """
-    users = len(excluded)
-    positions = [_positions(trie, rows) for rows in excluded]
+    users = len(rules)
+    tree = np.array([rule.tree if isinstance(rule, UserRules) else 0 for rule in rules], np.int64)
+    first_leaf = trie.tree_leaves().astype(np.int64)
+    first_item = trie.item_start[first_leaf].astype(np.int64)
+    positions = []
+    for rule, first, stop in zip(rules, first_item[tree], first_item[tree + 1], strict=True):
+        found = trie.places_of(rule.excluded if isinstance(rule, UserRules) else rule)
+        positions.append(found[(found >= first) & (found < stop)])
     counts = np.array([len(found) for found in positions], np.int64)
     user = np.repeat(np.arange(users), counts)
     item = np.concatenate(positions) if users else np.empty(0, np.int64)
@@ -62,18 +85,10 @@ def find_dead_nodes(trie: ItemTrie, excluded: list[NDArray[np.int32]]) -> Exclus
         leaves=_table(users, dead_user, dead_leaf),
         inner=tuple(inner),
         item_positions=positions,
-        reachable_items=trie.num_items - counts,
-        reachable_leaves=trie.num_leaves - np.bincount(dead_user, minlength=users).astype(np.int64),
+        reachable_items=np.diff(first_item)[tree] - counts,
+        reachable_leaves=np.diff(first_leaf)[tree] - np.bincount(dead_user, minlength=users).astype(np.int64),
+        root=tree,
     )
-
-
-def _positions(trie: ItemTrie, rows: NDArray[np.int32]) -> NDArray[np.int64]:
-    wanted = np.unique(rows)
-    if len(wanted) == 0 or trie.num_items == 0:
-        return np.empty(0, np.int64)
-    at = np.searchsorted(trie.items, wanted).clip(max=trie.num_items - 1)
-    found: NDArray[np.int64] = at[trie.items[at] == wanted].astype(np.int64)
-    return found
 
 
 def _full(

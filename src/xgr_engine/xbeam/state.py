@@ -84,10 +84,12 @@ class Beams:
         return self.score > -torch.inf
 
     @classmethod
-    def root(cls, users: int, device: torch.device) -> Beams:
-        """One row a user: the empty prefix."""
+    def root(cls, users: int, device: torch.device, node: Tensor | None = None) -> Beams:
+        """One row a user: the empty prefix, at ``node`` (int64 [U]; default 0) of depth 0."""
+        if node is None:
+            node = torch.zeros(users, dtype=torch.int64, device=device)
         return cls(
-            node=torch.zeros((users, 1), dtype=torch.int64, device=device),
+            node=node[:, None],
             score=torch.zeros((users, 1), device=device),
             column=torch.zeros((users, 1), dtype=torch.int64, device=device),
             ancestors=torch.empty((users, 1, 0), dtype=torch.int32, device=device),
