@@ -1,4 +1,4 @@
-"""Fixtures of the filter tests."""
+"""Fixtures of the filter tests. Without a GPU Triton runs in its interpreter, chosen before it decorates anything."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
-from tiny import TinyWorld
-
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton decorates anything
+    os.environ["TRITON_INTERPRET"] = "1"
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+
+from tiny import TinyWorld
 
 
 @pytest.fixture(scope="session")
