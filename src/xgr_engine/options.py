@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xgr_engine.errors import UsageError
 
 ScoreOver = Literal["vocab", "level", "allowed"]
@@ -43,3 +46,16 @@ class SearchOptions:
         ):
             if value not in allowed:
                 raise UsageError(f"{name} {value}: must be one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True)
+class UserRules:
+    """What one user may get, where a list of exclusions does not say it all.
+
+    Attributes:
+        excluded: int32 rows of ``items.parquet`` that must not be returned.
+        tree: the tree of the :class:`xgr_engine.catalog.trie.ItemForest` that the user's items are in.
+    """
+
+    excluded: NDArray[np.int32]
+    tree: int

@@ -15,12 +15,12 @@ from xgr_engine.errors import InputError, XgrError
 from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.head import Head
 from xgr_engine.models.packing import PackedPrompts
-from xgr_engine.options import SearchOptions
+from xgr_engine.options import SearchOptions, UserRules
 from xgr_engine.search.host import HostSearch, SearchCounters
 from xgr_engine.search.lanes import Lane
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.tokens.table import SidTokenTable
-from xgr_engine.xbeam.exclusions import Exclusions, UserRules, find_dead_nodes
+from xgr_engine.xbeam.exclusions import Exclusions, find_dead_nodes
 from xgr_engine.xbeam.ranking import BatchResult, rank_items
 from xgr_engine.xbeam.state import upload_trie
 

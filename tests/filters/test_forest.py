@@ -10,9 +10,8 @@ from oracle import beam_search
 from tiny import CODES, LEVELS, TOKENS, TinyCatalog, TinyWorld, lists, random_prompts, same_ranking, token_table
 
 from xgr_engine.catalog.trie import ItemForest, build_forest
-from xgr_engine.options import SearchOptions
+from xgr_engine.options import SearchOptions, UserRules
 from xgr_engine.recommender import Recommender
-from xgr_engine.xbeam.exclusions import UserRules
 
 SIDS = st.lists(st.lists(st.integers(0, CODES - 1), min_size=1, max_size=LEVELS).map(tuple), min_size=1, max_size=24)
 

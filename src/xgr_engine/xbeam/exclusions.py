@@ -15,21 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.catalog.trie import ItemTrie
+from xgr_engine.options import UserRules
 
 NO_NODE = np.iinfo(np.int32).max
-
-
-@dataclass(frozen=True)
-class UserRules:
-    """What one user may get, where a list of exclusions does not say it all.
-
-    Attributes:
-        excluded: int32 rows of ``items.parquet`` that must not be returned.
-        tree: the tree of the :class:`xgr_engine.catalog.trie.ItemForest` that the user's items are in.
-    """
-
-    excluded: NDArray[np.int32]
-    tree: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""``--allow-items`` and ``--deny-items``: files of item ids, as text with one id a line, Parquet or CSV."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from xgr_engine.catalog.vocabulary import Vocabulary
+from xgr_engine.errors import InputError
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class ItemList:
+    """What the files of one option name.
+
+    Attributes:
+        rows: int32 rows of ``items.parquet``, ascending, without repeats.
+        ids: how many ids the files hold; unknown: how many of them no item of the catalog has.
+        examples: a few of the unknown ones.
+        sha256: of the contents of the files, in their order.
+    """
+
+    rows: NDArray[np.int32]
+    ids: int
+    unknown: int
+    examples: tuple[str, ...]
+    sha256: str
+
+
+def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary: Vocabulary) -> ItemList:
+    """The items that the files name, matched by canonical text.
+
+    Raises:
+        InputError: a file is missing, unreadable, without the column, or holds no id at all: an empty list of allowed
+            items is more often a failed export than a wish.
+    """
+    digest = hashlib.sha256()
+    rows, ids, unknown, examples = [], 0, 0, []
+    for text in paths:
+        path = Path(text)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{option} {path}: cannot be read: {error.strerror or error}") from error
+        digest.update(hashlib.sha256(content).digest())
+        found = _ids(option, path, content, column)
+        if len(found) == 0:
+            raise InputError(
+                f"{option} {path}: the file names no item",
+                why="an empty file is more often a failed export than a wish",
+                hint=f"leave {option} out to have no such filter",
+            )
+        here = vocabulary.rows_of(found)
+        rows.append(here[here >= 0])
+        ids += len(found)
+        missing = np.flatnonzero(here < 0)
+        unknown += len(missing)
+        examples += [str(found[int(at)].as_py()) for at in missing[: _SHOWN - len(examples)]]
+    return ItemList(np.unique(np.concatenate(rows)), ids, unknown, tuple(examples), digest.hexdigest())
+
+
+def _ids(option: str, path: Path, content: bytes, column: str) -> pa.Array:
+    """Ids without nulls, in the order of the file."""
+    try:
+        if content[:4] == b"PAR1":
+            return _table_column(option, path, pq.read_table(io.BytesIO(content)), column)
+        if path.suffix.lower() in (".csv", ".tsv"):
+            return _table_column(option, path, _read_csv(content, path), column)
+        lines = content.decode("utf-8-sig").splitlines()
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise InputError(f"{option} {path}: cannot be read: {error}") from error
+    return pa.array([line.strip() for line in lines if line.strip()], pa.large_string())
+
+
+def _read_csv(content: bytes, path: Path) -> pa.Table:
+    """Cells stay text: item 007 is not item 7."""
+    if not content.strip():
+        return None
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter)
+    header = pyarrow.csv.read_csv(io.BytesIO(content), parse_options=parse).column_names
+    convert = pyarrow.csv.ConvertOptions(
+        column_types={name: pa.large_string() for name in header}, null_values=[""], strings_can_be_null=True
+    )
+    return pyarrow.csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=convert)
+
+
+def _table_column(option: str, path: Path, table: pa.Table | None, column: str) -> pa.Array:
+    if table is None:
+        return pa.array([], pa.large_string())
+    if column not in table.column_names:
+        if table.num_columns != 1:
+            raise InputError(
+                f"{option} {path}: no column {column!r}",
+                why=f"the file has: {', '.join(table.column_names)}",
+                hint="name the column of item ids with --items-col",
+            )
+        column = table.column_names[0]
+    return table.column(column).combine_chunks().drop_null()
