@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.search.device import DeviceSearch
 from xgr_engine.search.graphed import GraphedSearch, places_for
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 
@@ -13,10 +16,18 @@ from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 class Lane:
     """Cache, graphs and result buffers for batches of up to ``users`` prompts and ``tokens`` prompt tokens."""
 
-    def __init__(self, setup: SearchSetup, tokens: int, users: int, *, graphs: bool) -> None:
+    def __init__(
+        self,
+        setup: SearchSetup,
+        tokens: int,
+        users: int,
+        *,
+        graphs: bool,
+        make_search: Callable[[SearchSetup, int], DeviceSearch] = DeviceSearch,
+    ) -> None:
         self.model = setup.model
         self.cache = self.model.new_cache(tokens, places_for(users), setup.slots)
-        self.search = GraphedSearch(setup, self.cache, capture=graphs)
+        self.search = GraphedSearch(setup, self.cache, capture=graphs, make_search=make_search)
 
     def holds(self, tokens: int, users: int) -> bool:
         """Whether such a batch fits."""

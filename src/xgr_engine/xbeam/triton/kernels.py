@@ -158,14 +158,14 @@ def row_normaliser_kernel(
 
 
 @triton.jit
-def _ordered(value):
+def ordered_bits(value):
     """Bits of a float32 as an unsigned integer of the same order."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def _kth_largest(values, count, k, TILE: tl.constexpr):
+def kth_largest(values, count, k, TILE: tl.constexpr):
     """(key, ties): ordered bits of the k-th largest of ``count`` > k floats, and how many equal ones belong to the top.
 
     -inf counts as a value. Eight bits a pass, from the top: histogram of the digits of what still matches.
@@ -177,7 +177,7 @@ def _kth_largest(values, count, k, TILE: tl.constexpr):
         histogram = tl.zeros([256], tl.int32)
         for at in range(0, count, TILE):
             place = at + tl.arange(0, TILE)
-            bits = _ordered(tl.load(values + place, mask=place < count, other=0.0))
+            bits = ordered_bits(tl.load(values + place, mask=place < count, other=0.0))
             match = place < count
             if shift < 24:
                 match = match & ((bits >> (shift + 8)) == key)
@@ -204,21 +204,21 @@ def shortlist_kernel(
     dead: tl.constexpr = 0x007FFFFF  # ordered bits of -inf
     floor = tl.zeros([1], tl.uint32) + dead
     if blocks > k:
-        bound, _ = _kth_largest(maxima, blocks, k, TILE)
+        bound, _ = kth_largest(maxima, blocks, k, TILE)
         floor = tl.maximum(floor, tl.zeros([1], tl.uint32) + bound)
     kept = 0
     equals = 0
     seen = 0
     for at in range(0, total, TILE):
         block = at // GROUP + tl.arange(0, TILE // GROUP)
-        best = _ordered(tl.load(maxima + block, mask=block < blocks, other=float("-inf")))
+        best = ordered_bits(tl.load(maxima + block, mask=block < blocks, other=float("-inf")))
         reaches = best >= floor
         hits = tl.sum(reaches.to(tl.int32), 0)
         if hits > 0:
             place = at + tl.arange(0, TILE)
             wanted = tl.reshape(tl.broadcast_to(reaches[:, None], (TILE // GROUP, GROUP)), (TILE,))
             value = tl.load(scores + place, mask=wanted & (place < total), other=float("-inf"))
-            bits = _ordered(value)
+            bits = ordered_bits(value)
             above = bits > floor
             equal = ((bits == floor) & (bits != dead)).to(tl.int32)
             # of the candidates at the bound itself, only the first k can win a place
@@ -264,7 +264,7 @@ def select_kernel(
     threshold = tl.zeros([1], tl.uint32)  # below every finite score
     ties = 0
     if count > k:
-        bound, ties = _kth_largest(short_score + source, count, k, TILE)
+        bound, ties = kth_largest(short_score + source, count, k, TILE)
         threshold = threshold + bound
     kept = 0
     equals = 0
@@ -272,7 +272,7 @@ def select_kernel(
         i = at + tl.arange(0, TILE)
         ok = i < count
         value = tl.load(short_score + source + i, mask=ok, other=float("-inf"))
-        bits = _ordered(value)
+        bits = ordered_bits(value)
         equal = (ok & (bits == threshold)).to(tl.int32)
         keep = ok & ((bits > threshold) | ((equal > 0) & (equals + tl.cumsum(equal, 0) <= ties)))
         order = kept + tl.cumsum(keep.to(tl.int32), 0) - 1

@@ -1,0 +1,26 @@
+"""Without a GPU the kernels run in Triton's interpreter, which has to be chosen before Triton decorates anything."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+
+
+@pytest.fixture
+def device() -> str:
+    return DEVICE
+
+
+@pytest.fixture
+def poisoned_memory():
+    """``torch.empty`` gives NaN, so that a result nobody wrote is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
