@@ -14,6 +14,7 @@ from typing import Any
 from xgr_cli.output import Output
 from xgr_cli.settings import environment_variable, near_miss, option_key
 from xgr_engine.errors import XgrError
+from xgr_engine.job.stop import Stopped
 
 DONE = 0
 FAILED = 1
@@ -25,6 +26,9 @@ REPORT_HINT = "run again with -v or XGR_DEBUG=1 for the traceback"
 
 def report(error: BaseException, output: Output) -> int:
     """Say on stderr what happened, and return the exit code."""
+    if isinstance(error, Stopped):
+        output.error(str(error), hint="run the same command again: it goes on with what is not finished")
+        return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         output.error("stopped by Ctrl-C")
         return INTERRUPTED

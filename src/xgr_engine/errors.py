@@ -52,6 +52,10 @@ class HistoryError(InputError):
     """The users' histories cannot be read (a column, a type, a file)."""
 
 
+class UnreadableRowsError(HistoryError):
+    """Some rows of a file of histories are damaged; the rest of it can be read."""
+
+
 class OutputExistsError(InputError):
     """The output directory holds something that this run must not overwrite."""
 

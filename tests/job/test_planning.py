@@ -147,6 +147,10 @@ OTHER: dict[str, Any] = {
     "max_rejects": "5",
     "on_error": "fail",
     "fresh": True,
+    "operation.grace": 5.0,
+    "operation.wait": 60.0,
+    "operation.metrics_file": "xgr.prom",
+    "operation.cache_dir": "cache",
 }
 
 
@@ -169,6 +173,7 @@ def test_every_option_is_in_the_fingerprint_unless_named_as_harmless() -> None:
     # results do not depend on these; contents of input, model and vocabulary are fingerprinted instead of their paths
     assert {
         "histories.paths", "model", "vocab", "out", "device", "threads", "max_memory", "max_rejects", "fresh",
+        "operation.grace", "operation.wait", "operation.metrics_file", "operation.cache_dir",
     } == NOT_IN_FINGERPRINT  # fmt: skip
 
 

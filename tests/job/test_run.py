@@ -254,7 +254,7 @@ def test_a_run_stopped_just_before_success_completes(place: Place, monkeypatch: 
     users = place.users([[100]])
     with monkeypatch.context() as patch:
         patch.setattr(OutDir, "succeed", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-        patch.setattr("xgr_engine.job.run._recorded", lambda job, manifest: contextlib.nullcontext())
+        patch.setattr("xgr_engine.job.run._recorded", lambda *given: contextlib.nullcontext())
         with pytest.raises(KeyboardInterrupt):
             place.run(place.options(users))
     assert not (place.out / "_SUCCESS").exists()

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from xgr_cli.options import LogEvery, option
 from xgr_cli.output import Output
 from xgr_cli.progress import make_progress
+from xgr_cli.signals import stop_on_signals
+from xgr_engine.errors import UsageError
 
 if TYPE_CHECKING:
     from xgr_engine.job.options import RecommendOptions
     from xgr_engine.job.run import JobReport
+    from xgr_engine.job.stop import Stop
+    from xgr_engine.progress import ProgressSink
 
 EXAMPLES = (
     "xgr recommend --in users.parquet --model model --vocab vocab --out recs --beam 512 --top-k 50",
@@ -26,6 +30,7 @@ EXAMPLES = (
 )
 
 _INPUT, _SEARCH, _OUTPUT, _MACHINE = "Input", "Search", "Output", "Machine"
+_OPERATION = "Operation"
 
 
 def recommend(
@@ -109,57 +114,90 @@ def recommend(
         str | None,
         option("--max-memory", help="memory for a batch, weights not counted: 2GB", panel=_MACHINE),
     ] = None,
+    grace: Annotated[
+        str, option("--grace", help="time from a signal to the end; finished shards stay: 20s", panel=_OPERATION)
+    ] = "20s",
+    wait: Annotated[
+        str, option("--wait", help="time to wait for another run that holds the output: 10m", panel=_OPERATION)
+    ] = "0s",
+    metrics_file: Annotated[
+        Path | None,
+        option("--metrics-file", help="Prometheus textfile, written however the run ends", panel=_OPERATION),
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, option("--cache-dir", help="where compiled kernels are kept", panel=_OPERATION)
+    ] = None,
     log_every: LogEvery = 60.0,
 ) -> int | None:
     """See the module."""
-    from xgr_engine.job.options import HistoryOptions, RecommendOptions, parse_memory
-    from xgr_engine.job.run import Caller, plan_job, run_job
+    from xgr_engine.job.metrics_file import report_failure
+    from xgr_engine.job.options import HistoryOptions, OperationOptions, RecommendOptions, parse_duration, parse_memory
     from xgr_engine.options import SearchOptions
 
-    options = RecommendOptions(
-        histories=HistoryOptions(
-            paths=tuple(inputs),
-            user_col=user_col,
-            history_col=history_col,
-            history_format=history_format,
-            list_text=list_text,
-            max_history=max_history,
-            on_unknown=on_unknown,
-            on_empty=on_empty,
-            exclude_seen=exclude_seen,
-            exclude_col=exclude_col,
-            keep=("*",) if keep == "all" else _names(keep),
-            limit=limit,
-        ),
-        search=SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions),
-        model=str(model),
-        vocab=str(vocab),
-        out=str(out),
-        item_cols=_names(item_cols),
-        layout=layout,
-        shard_rows=shard_rows,
-        device=device,
-        threads=threads,
-        max_memory=parse_memory(max_memory) if max_memory else None,
-        max_rejects=max_rejects,
-        on_error=on_error,
-        fresh=fresh,
-    )
+    try:
+        operation = OperationOptions(
+            grace=parse_duration("--grace", grace),
+            wait=parse_duration("--wait", wait),
+            metrics_file=str(metrics_file) if metrics_file else None,
+            cache_dir=str(cache_dir) if cache_dir else None,
+        )
+        options = RecommendOptions(
+            histories=HistoryOptions(
+                paths=tuple(inputs),
+                user_col=user_col,
+                history_col=history_col,
+                history_format=history_format,
+                list_text=list_text,
+                max_history=max_history,
+                on_unknown=on_unknown,
+                on_empty=on_empty,
+                exclude_seen=exclude_seen,
+                exclude_col=exclude_col,
+                keep=("*",) if keep == "all" else _names(keep),
+                limit=limit,
+            ),
+            search=SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions),
+            model=str(model),
+            vocab=str(vocab),
+            out=str(out),
+            item_cols=_names(item_cols),
+            layout=layout,
+            shard_rows=shard_rows,
+            device=device,
+            threads=threads,
+            max_memory=parse_memory(max_memory) if max_memory else None,
+            max_rejects=max_rejects,
+            on_error=on_error,
+            fresh=fresh,
+            operation=operation,
+        )
+    except UsageError as error:
+        report_failure(metrics_file, error)
+        raise
+    with stop_on_signals(output, operation.grace) as stop:
+        _run(output, options, make_progress(output, log_every), stop, dry_run)
+    return None
+
+
+def _run(output: Output, options: RecommendOptions, progress: ProgressSink, stop: Stop, dry_run: bool) -> None:
+    from xgr_engine.job.run import Caller, plan_job, run_job
+
     caller = Caller(
         argv=sys.argv[1:],
         origins=_origins(output, options),
-        progress=make_progress(output, log_every),
+        progress=progress,
         note=output.note,
+        begin=lambda run_id: output.bind(run_id=run_id),
+        stop=stop,
     )
     if dry_run:
-        report = plan_job(options, caller)
-        output.result(report.record, lambda out: _show_plan(out, report))
-        return None
+        plan = plan_job(options, caller)
+        output.result(plan.record, lambda out: _show_plan(out, plan))
+        return
     report = run_job(options, caller)
     output.result(report.record, lambda out: _show_run(out, report))
     if report.failure is not None:
         raise report.failure
-    return None
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -200,11 +238,15 @@ def _show_run(out: Output, report: JobReport) -> None:
     if record["state"] == "nothing-to-do":
         out.print(f"{record['out']}: complete already, nothing to do")
         return
+    if "counts" not in record:  # some shards could not be read; the error names them
+        out.fields({"state": record["state"], "shards": f"{record['shards_finished']} of {record['shards']} finished"})
+        return
     counts, engine = record["counts"], record["engine"]
     seconds = record["durations"].get("compute", 0.0)
     shown: dict[str, object] = {
         "state": record["state"],
         "users": record["rows"],
+        "attempts": len(record["attempts"]),
         "rejected": counts["rejects"],
         "unknown ids": counts.get("unknown_items", 0),
         "seen items": "excluded" if record["options"]["histories.exclude_seen"]["value"] else "allowed",

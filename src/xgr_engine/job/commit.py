@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
-# Hidden, so that readers of the directory skip it, and recognisable, so that --fresh may remove it.
+# Hidden, so that readers of the directory skip it, and recognisable, so that a later run may remove it. The end of the
+# name is not the target's either: a collector of *.prom files takes hidden ones too.
 TEMPORARY_PREFIX = ".xgr-tmp-"
+_SUFFIX = ".tmp"
 
 
 def commit(path: Path, write: Callable[[Path], None]) -> None:
@@ -15,7 +19,8 @@ def commit(path: Path, write: Callable[[Path], None]) -> None:
 
     After a crash at any moment ``path`` is absent, old or complete. An exception of ``write`` leaves nothing behind.
     """
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    writer = f"{os.getpid()}-{threading.get_native_id()}"
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{writer}-{path.name}{_SUFFIX}")
     try:
         write(temporary)
         sync(temporary)
@@ -40,5 +45,9 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        # some network file systems cannot sync a directory
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(handle)

@@ -133,6 +133,15 @@ def plan_memory(
     return MemoryPlan(budget, source, cost, plan_limits(cost, budget, longest_prompt, device.gpu_free is not None))
 
 
+def device_peak_bytes(device: str) -> int | None:
+    """Largest memory that torch has held on a GPU so far; None for a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return int(torch.cuda.max_memory_reserved(device))
+
+
 @dataclass(frozen=True)
 class LoadedWeights:
     """A model on its device, independent of catalog and search options."""

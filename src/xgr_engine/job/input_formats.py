@@ -31,7 +31,7 @@ class Rows:
 
     Attributes:
         table: the columns that are copied to the output, in their own types.
-        lists: the list columns, as Arrow arrays or (JSON Lines) as Python objects.
+        lists: the interpreted columns, as Arrow arrays or (JSON Lines) as Python objects.
     """
 
     table: pa.Table
@@ -62,7 +62,10 @@ def concat_rows(pieces: list[Rows]) -> Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """What to read: ``copied`` go to the output as they are (None: every column), ``lists`` are interpreted."""
+    """What to read: ``copied`` go to the output as they are (None: every column), ``lists`` are interpreted.
+
+    The latter are the lists of a row, and the columns of ``--match``.
+    """
 
     copied: tuple[str, ...] | None
     lists: tuple[str, ...]
@@ -139,7 +142,8 @@ class ParquetFormat(_Format):
 
     def batches(self, path: Path, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
         # Without pre_buffer and with a small buffer a huge row group is streamed page by page.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+        # A damaged page must be an error, not other ids: writers that add checksums have them checked.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as file:
             first, skip = 0, start
             while first < file.metadata.num_row_groups and file.metadata.row_group(first).num_rows <= skip:
                 skip -= file.metadata.row_group(first).num_rows

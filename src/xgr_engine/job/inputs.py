@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from xgr_engine.errors import HistoryError
+from xgr_engine.errors import HistoryError, UnreadableRowsError
+from xgr_engine.job.filter_options import parse_matches
 from xgr_engine.job.input_formats import FORMATS, Columns, Rows, concat_rows
 from xgr_engine.job.options import HistoryOptions
 
@@ -136,8 +137,9 @@ def detect_format(path: Path) -> str:
 
 
 def wanted_columns(options: HistoryOptions) -> Columns:
-    """The user column first, then --keep in the given order; the list columns apart."""
+    """The user column first, then --keep in the given order; the interpreted columns apart."""
     lists = [options.history_col] + ([options.exclude_col] if options.exclude_col else [])
+    lists += [match.user_col for match in parse_matches(options.match)]
     copied = None if options.keep == ("*",) else tuple(dict.fromkeys((options.user_col, *options.keep)))
     return Columns(copied, tuple(dict.fromkeys(lists)))
 
@@ -216,7 +218,8 @@ class RowReader:
         """Rows ``start:stop`` of input file number ``file``.
 
         Raises:
-            HistoryError: the file cannot be read there, or is not the file that was looked at when the run began.
+            UnreadableRowsError: the file is damaged there; other ranges may be read.
+            HistoryError: it is not the file that was looked at when the run began.
         """
         if (file, start) != (self._file, self._next_row):
             self._open(file, start)
@@ -233,13 +236,14 @@ class RowReader:
             raise self._changed(source) from None
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             self._file = -1
-            raise HistoryError(f"{source.path}: rows {start}..{stop - 1} cannot be read: {error}") from error
+            self._check_stamp(source)
+            raise UnreadableRowsError(f"{source.path}: rows {start}..{stop - 1} cannot be read: {error}") from error
         self._next_row = stop
         return concat_rows(pieces) if pieces else self._no_rows()
 
-    def check_unchanged(self) -> None:
-        """Raises HistoryError if an input is not the file that was looked at when the run began."""
-        for source in self._inputs.files:
+    def check_unchanged(self, file: int | None = None) -> None:
+        """Raises HistoryError if an input (all, or number ``file``) is not the file that the run began with."""
+        for source in self._inputs.files if file is None else [self._inputs.files[file]]:
             self._check_stamp(source)
 
     def _open(self, file: int, start: int) -> None:

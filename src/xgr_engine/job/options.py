@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from xgr_engine.errors import UsageError
+from xgr_engine.job.filter_options import FilterOptions, parse_matches
 from xgr_engine.options import SearchOptions
 
 HistoryFormat = Literal["items", "sids", "tokens", "prompt"]
@@ -16,8 +17,8 @@ ListText = Literal["json", "python"]
 Layout = Literal["nested", "long"]
 
 # Options that cannot change what is written. Everything else is part of the fingerprint; a test enforces that a new
-# option is either in the fingerprint or named here. Input, model and vocabulary paths are named here because their
-# contents are fingerprinted instead (job/manifest.py).
+# option is either in the fingerprint or named here. Paths of inputs, model, vocabulary and item files are named here
+# because their contents are fingerprinted instead (job/manifest.py, job/filters.py).
 NOT_IN_FINGERPRINT = frozenset(
     {
         "model",
@@ -29,6 +30,12 @@ NOT_IN_FINGERPRINT = frozenset(
         "max_rejects",
         "fresh",
         "histories.paths",
+        "filters.allow_items",
+        "filters.deny_items",
+        "operation.grace",
+        "operation.wait",
+        "operation.metrics_file",
+        "operation.cache_dir",
     }
 )
 
@@ -55,6 +62,7 @@ class HistoryOptions:
         on_empty: a history without a known item: reject the row, or render the prompt template without items.
         exclude_seen: never return an item of the history.
         exclude_col: list column of item ids that this user must not get.
+        match: ``attribute`` or ``attribute=column``: only items whose attribute equals the user's column.
         keep: input columns copied to the output; ``("*",)`` copies all.
         limit: only the first rows of the input.
     """
@@ -69,6 +77,7 @@ class HistoryOptions:
     on_empty: Literal["template", "reject"] = "reject"
     exclude_seen: bool = False
     exclude_col: str | None = None
+    match: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     limit: int | None = None
 
@@ -82,6 +91,7 @@ class HistoryOptions:
         for name, value in (("--max-history", self.max_history), ("--limit", self.limit)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} {value}: must be at least 1")
+        parse_matches(self.match)
         if self.history_format == "prompt":
             self._check_ready_prompts()
 
@@ -106,6 +116,27 @@ class HistoryOptions:
 
 
 @dataclass(frozen=True)
+class OperationOptions:
+    """How the job behaves towards the system that runs it; nothing in here changes what is written.
+
+    Attributes:
+        grace: seconds between a signal and the end of the process.
+        wait: seconds to wait for another run that holds the output; 0 gives up at once.
+        metrics_file: Prometheus textfile written when the run ends, however it ends.
+        cache_dir: where compiled kernels are kept.
+    """
+
+    grace: float = 20.0
+    wait: float = 0.0
+    metrics_file: str | None = None
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.grace < 0 or self.wait < 0:
+            raise UsageError(f"--grace {self.grace:g} --wait {self.wait:g}: neither may be negative")
+
+
+@dataclass(frozen=True)
 class RecommendOptions:
     """Everything that ``xgr recommend`` is told.
 
@@ -117,12 +148,13 @@ class RecommendOptions:
         threads: CPU threads of the computation; None leaves torch's choice.
         max_memory: bytes that the computation may plan for (model weights not counted); None: from free memory.
         max_rejects: a count (``100``) or a share (``1%``) of rows; more fail the run with exit code 3.
-        on_error: a batch that raises: reject its rows, or fail the run.
+        on_error: a row that makes the engine raise: reject it, or fail the run.
         fresh: remove what an earlier run of xgr wrote into ``out``.
     """
 
     histories: HistoryOptions
     search: SearchOptions = field(default_factory=SearchOptions)
+    filters: FilterOptions = field(default_factory=FilterOptions)
     model: str = "model"
     vocab: str = "vocab"
     out: str = "recs"
@@ -135,6 +167,7 @@ class RecommendOptions:
     max_rejects: str = "1%"
     on_error: Literal["reject", "fail"] = "reject"
     fresh: bool = False
+    operation: OperationOptions = field(default_factory=OperationOptions)
 
     def __post_init__(self) -> None:
         _one_of("--layout", self.layout, ("nested", "long"))
@@ -185,6 +218,21 @@ def parse_memory(text: str) -> int:
     if size < 1:
         raise UsageError(f"--max-memory {text}: must be a size such as 2GB or 512MiB")
     return size
+
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def parse_duration(option: str, text: str) -> float:
+    """``10m`` -> 600.0 seconds; ``20``, ``20s``, ``1.5h`` and ``2d`` as well.
+
+    Raises:
+        UsageError: no duration.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)", text.strip().lower())
+    if match is None:
+        raise UsageError(f"{option} {text}: must be a duration such as 20s, 10m or 1.5h")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

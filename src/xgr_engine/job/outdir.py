@@ -5,6 +5,7 @@
     part-00017-of-00128.parquet     one a shard
     _SUCCESS                        last, empty
     _xgr/manifest.json              first
+    _xgr/lock                       while a run holds the directory
     _xgr/rejects.parquet            all rejects, in input order
     _xgr/shards/part-....parquet    rejects and counts of one shard, until the run has finished
 """
@@ -12,24 +13,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xgr_engine.errors import OutputExistsError, UsageError
 from xgr_engine.job.commit import TEMPORARY_PREFIX, commit_text, sync
-from xgr_engine.job.manifest import differences, read_manifest
+from xgr_engine.job.lock import hold
+from xgr_engine.job.manifest import read_manifest
 from xgr_engine.job.shards import Shard
 
 RUN_ID_KEY = b"xgr.run_id"
 _PART = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
 _SHOWN = 5
-
-State = Literal["new", "done", "computed"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class OutDir:
         return self.root / "_xgr" / "manifest.json"
 
     @property
+    def lock(self) -> Path:
+        return self.root / "_xgr" / "lock"
+
+    @property
     def rejects(self) -> Path:
         return self.root / "_xgr" / "rejects.parquet"
 
@@ -60,46 +65,23 @@ class OutDir:
     def sidecar(self, shard: Shard) -> Path:
         return self.shards / f"{shard.name}.parquet"
 
-    def state(self, fields: Mapping[str, Any], shards: Sequence[Shard]) -> State:
-        """What an earlier run left here.
-
-        Returns:
-            ``new``: nothing. ``done``: the same run, finished. ``computed``: the same run with all parts written and
-            audited, held back for its rejects (or stopped just before ``_SUCCESS``).
+    def earlier(self) -> dict[str, Any] | None:
+        """The manifest that an earlier run left here; None where nothing is.
 
         Raises:
-            OutputExistsError: anything else.
+            OutputExistsError: something is here that xgr did not write.
         """
-        if not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir())):
-            return "new"
+        if not self.root.exists():
+            return None
         if not self.root.is_dir():
             raise OutputExistsError(f"--out {self.root} is a file", hint="name a directory")
         manifest = read_manifest(self.manifest)
-        if manifest is None:
+        if manifest is None and any(self._foreign()):
             raise OutputExistsError(
                 f"--out {self.root} is not empty, and xgr did not write it",
                 hint="name another directory; --fresh never removes files of others",
             )
-        changed = differences(manifest.get("fingerprint_fields", {}), fields)
-        if changed:
-            raise OutputExistsError(
-                f"--out {self.root} holds the output of another run: {changed[0]}",
-                why="; ".join(changed[1:_SHOWN]),
-                hint="name another directory, or replace that output with --fresh",
-            )
-        whole = all(self.part(shard).exists() for shard in shards)
-        if self.success.exists() and whole:
-            return "done"
-        if manifest.get("state") in ("too-many-rejects", "done") and whole and self._has_sidecars(shards):
-            return "computed"
-        raise OutputExistsError(
-            f"--out {self.root} holds an unfinished run (state: {manifest.get('state')})",
-            why="its part files are complete as far as they go, but some are missing" if not whole else "",
-            hint="compute it again with --fresh, or name another directory",
-        )
-
-    def _has_sidecars(self, shards: Sequence[Shard]) -> bool:
-        return all(self.sidecar(shard).exists() for shard in shards)
+        return manifest
 
     def check_can_clear(self) -> None:
         """Raises OutputExistsError if anything in here was not written by xgr; removes nothing."""
@@ -118,7 +100,7 @@ class OutDir:
             )
 
     def clear(self) -> None:
-        """Removes what xgr wrote, ``_SUCCESS`` first and the manifest last.
+        """Removes what xgr wrote but the lock, ``_SUCCESS`` first and the manifest last.
 
         Raises:
             OutputExistsError: see :meth:`check_can_clear`.
@@ -130,29 +112,42 @@ class OutDir:
         for path in sorted(self.root.iterdir()):
             if path.is_file():
                 path.unlink()
-        for folder in (self.shards, self.root / "_xgr"):
-            if folder.is_dir():
-                for path in sorted(folder.iterdir(), key=lambda path: path == self.manifest):
-                    path.unlink()
-                folder.rmdir()
+        self._remove_states()
+        if self.manifest.parent.is_dir():
+            inside = [path for path in self.manifest.parent.iterdir() if path != self.lock]
+            for path in sorted(inside, key=lambda path: path == self.manifest):
+                path.unlink()
         sync(self.root)
+
+    def sweep(self) -> None:
+        """Removes half-written files of attempts that were killed. Only for whoever holds the lock."""
+        for folder in (self.root, self.manifest.parent, self.shards):
+            if folder.is_dir():
+                for path in folder.iterdir():
+                    if _is_temporary(path):
+                        path.unlink()
 
     def _foreign(self) -> Iterator[str]:
         ours = read_manifest(self.manifest) is not None
         for path in sorted(self.root.iterdir()):
             if path.is_symlink():
                 yield path.name
-            elif path.name == "_xgr" and path.is_dir() and ours:
-                yield from self._foreign_state(path)
+            elif path.name == "_xgr" and path.is_dir():
+                yield from self._foreign_state(path, ours)
+            elif path.name == "lost+found" and path.is_dir():
+                continue  # a volume's own directory
             elif not path.is_file() or not (_is_temporary(path) or (ours and self._is_ours(path))):
                 yield path.name
 
-    def _foreign_state(self, folder: Path) -> Iterator[str]:
+    def _foreign_state(self, folder: Path, ours: bool) -> Iterator[str]:
+        """Without a manifest only what a run has before it writes one is ours."""
         for path in sorted(folder.iterdir()):
             if path == self.shards and path.is_dir() and not path.is_symlink():
-                inside = (entry for entry in sorted(path.iterdir()) if not self._is_state_file(entry))
+                inside = (entry for entry in sorted(path.iterdir()) if not (ours and self._is_state_file(entry)))
                 yield from (f"_xgr/shards/{entry.name}" for entry in inside)
-            elif not (path in (self.manifest, self.rejects) or _is_temporary(path)) or not path.is_file():
+            elif path.is_file() and (path == self.lock or _is_temporary(path)):
+                continue
+            elif not (ours and path in (self.manifest, self.rejects)) or not path.is_file():
                 yield f"_xgr/{path.name}"
 
     def _is_state_file(self, path: Path) -> bool:
@@ -176,9 +171,36 @@ class OutDir:
     def succeed(self) -> None:
         """Writes ``_SUCCESS`` and then removes the shard states, which nobody needs any more."""
         commit_text(self.success, "")
-        for path in self.shards.iterdir():
-            path.unlink()
-        self.shards.rmdir()
+        self._remove_states()
+
+    def tidy(self) -> None:
+        """After a run that was killed between ``_SUCCESS`` and its end."""
+        if self.success.exists():
+            with suppress(OSError):  # the output may be read-only by now
+                self._remove_states()
+
+    def _remove_states(self) -> None:
+        if self.shards.is_dir():
+            for path in self.shards.iterdir():
+                path.unlink()
+            self.shards.rmdir()
+
+    @contextmanager
+    def held(self, wait: float, note: Callable[[str], None], check: Callable[[], None]) -> Iterator[None]:
+        """:func:`lock.hold` on this directory. What was made for the lock alone is removed again.
+
+        Raises:
+            OutputLockedError: another run holds it.
+        """
+        made = [path for path in (self.root, self.lock.parent) if not path.exists()]
+        self.lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with hold(self.lock, wait, note=note, check=check):
+                yield
+        finally:
+            for path in reversed(made):
+                with suppress(OSError):  # not empty: a run has begun
+                    path.rmdir()
 
 
 def _is_temporary(path: Path) -> bool:

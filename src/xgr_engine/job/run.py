@@ -7,44 +7,52 @@ the output directory is touched.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
-from xgr_engine.errors import TooManyRejectsError, XgrError
+from xgr_engine.errors import InputError, TooManyRejectsError, XgrError
 from xgr_engine.job.audit import AuditError
+from xgr_engine.job.caches import use_caches
 from xgr_engine.job.engine import (
     Device,
     LoadedEngine,
     MemoryPlan,
+    device_peak_bytes,
     load_engine,
     plan_memory,
     resolve_device,
     weight_bytes,
 )
+from xgr_engine.job.diversify import capped_engine, search_for
+from xgr_engine.job.filters import ItemFilters, open_filters
 from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.inputs import Inputs, open_inputs
-from xgr_engine.job.manifest import (
-    KIND,
-    SCHEMA_VERSION,
-    environment,
-    fingerprint,
-    fingerprint_fields,
-    read_manifest,
-    write_manifest,
-)
-from xgr_engine.job.options import RecommendOptions, flatten, max_rejects_of
-from xgr_engine.job.outdir import OutDir, State, check_apart
+from xgr_engine.job.lock import is_held
+from xgr_engine.job.manifest import SCHEMA_VERSION, fingerprint, fingerprint_fields, write_manifest
+from xgr_engine.job.metrics_file import exit_code_of, reported, write_metrics
+from xgr_engine.job.options import RecommendOptions, max_rejects_of
+from xgr_engine.job.outdir import OutDir, check_apart
 from xgr_engine.job.output import ItemColumns, check_column_names
 from xgr_engine.job.prompts import PromptMaker, make_prompt_maker
+from xgr_engine.job.record import (
+    Subject,
+    batch_summary,
+    close_attempt,
+    first_record,
+    note_engine,
+    plan_record,
+    state_after,
+)
+from xgr_engine.job.resume import Earlier, look, unreadable_record
 from xgr_engine.job.shard_work import Finisher, ShardWork
 from xgr_engine.job.shards import Shard, plan_shards
+from xgr_engine.job.stop import Stop
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.xschedule.pipeline import Stages, run_stages
 
@@ -59,13 +67,16 @@ def _silent(text: str) -> None:
 class Caller:
     """Who runs the job: the command line it came from, where its settings came from, and where to report.
 
-    ``engine_loader`` exists so that tests and later schedulers can put another engine in the place of the model.
+    ``stop`` is how the caller ends the run early; ``begin`` is told the run id. ``engine_loader`` exists so that tests
+    and later schedulers can put another engine in the place of the model.
     """
 
     argv: Sequence[str] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
     progress: ProgressSink = field(default_factory=NoProgress)
     note: Note = _silent
+    begin: Note = _silent
+    stop: Stop = field(default_factory=Stop)
     engine_loader: Callable[..., LoadedEngine] = load_engine
 
 
@@ -80,11 +91,29 @@ class OpenedJob:
     shards: list[Shard]
     fields: dict[str, Any]
     out: OutDir
-    state: State
+    earlier: Earlier
+    filters: ItemFilters
 
     @property
     def rows(self) -> int:
         return sum(shard.rows for shard in self.shards)
+
+    @property
+    def todo(self) -> list[Shard]:
+        """The shards that no earlier attempt finished."""
+        return [shard for shard in self.shards if shard.index not in self.earlier.finished]
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(
+            self.options,
+            self.inputs,
+            self.model.fingerprint,
+            self.vocabulary.content_hash,
+            self.fields,
+            self.rows,
+            len(self.shards),
+        )
 
 
 @dataclass(frozen=True)
@@ -121,18 +150,27 @@ def open_job(options: RecommendOptions) -> OpenedJob:
     model.table.bind(vocabulary.trie)
     ItemColumns.of(vocabulary, options.item_cols)
     shards = plan_shards([file.groups for file in inputs.files], options.shard_rows, histories.limit)
-    fields = fingerprint_fields(options, inputs, model.fingerprint, vocabulary.content_hash)
-    if options.fresh:
-        out.check_can_clear()
-        state: State = "new"
-    else:
-        state = out.state(fields, shards)
-    return OpenedJob(options, inputs, vocabulary, model, shards, fields, out, state)
+    filters = open_filters(options.filters, histories.match, vocabulary)
+    fields = fingerprint_fields(options, inputs, model.fingerprint, vocabulary.content_hash) | filters.digests
+    earlier = _look(options, out, fields, inputs, shards)
+    return OpenedJob(options, inputs, vocabulary, model, shards, fields, out, earlier, filters)
+
+
+def _look(
+    options: RecommendOptions, out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequence[Shard]
+) -> Earlier:
+    if not options.fresh:
+        return look(out, fields, inputs, shards)
+    out.check_can_clear()
+    return Earlier("new", {}, frozenset(), (fingerprint(fields),))
 
 
 def _plan_compute(job: OpenedJob, note: Note) -> tuple[Device, MemoryPlan]:
     device = resolve_device(job.options.device, note)
-    return device, plan_memory(job.model, job.vocabulary, job.options.search, device, job.options.max_memory)
+    filters, search = job.filters, search_for(job.filters, job.options.search)
+    for text in filters.notes:
+        note(text)
+    return device, plan_memory(job.model, filters.searched, search, device, job.options.max_memory)
 
 
 def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
@@ -140,110 +178,204 @@ def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepo
     job = open_job(options)
     device, memory = _plan_compute(job, (caller or Caller()).note)
     _prompt_maker(job)
+    earlier = job.earlier
     return JobReport(
         {
-            "dry_run": True,
-            "output": {"path": str(job.out.root), "state": job.state},
-            "inputs": [_input_record(job, number) for number in range(len(job.inputs.files))],
-            "rows": job.rows,
-            "shards": len(job.shards),
+            **plan_record(job.subject, job.out.root, earlier.state, len(earlier.finished)),
             "items": job.vocabulary.num_items,
+            "filters": job.filters.counts,
             "device": device.name,
             "weight_bytes": weight_bytes(job.model, device),
             "memory_plan": memory.to_json(),
-            "fingerprint": fingerprint(job.fields),
         }
     )
 
 
 def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
-    """Runs the job to its end.
+    """Runs the job to its end, going on where an earlier attempt at the same output stopped.
 
     Returns:
-        The manifest. With ``failure`` set, ``_SUCCESS`` was not written: too many rejects, or a failed audit.
+        The manifest. With ``failure`` set, ``_SUCCESS`` was not written: too many rejects, rows that could not be
+        read, or a failed audit.
 
     Raises:
         XgrError: the job could not start, or an error with ``--on-error fail``.
+        Stopped: the caller asked for it; the same job goes on where this one stopped.
     """
     caller = caller or Caller()
+    record: dict[str, Any] = {}
+    metrics = options.operation.metrics_file
+    with reported(metrics, lambda: record):
+        use_caches(options.operation.cache_dir)
+        report = _run(options, caller, record)
+    try:
+        write_metrics(metrics, report.record, exit_code_of(report.failure))
+    except OSError as error:
+        caller.note(f"--metrics-file {metrics} cannot be written: {error}")
+    return report
+
+
+def _run(options: RecommendOptions, caller: Caller, record: dict[str, Any]) -> JobReport:
     started = time.monotonic()
-    job = open_job(options)
-    earlier = read_manifest(job.out.manifest) or {}
-    if job.state == "done":
-        shown = {name: earlier.get(name) for name in ("run_id", "fingerprint", "audit")}
-        return JobReport({"state": "nothing-to-do", "out": str(job.out.root), **shown})
-    manifest = _first_manifest(job, caller)
-    finisher = Finisher(job.out, job.inputs, job.vocabulary, _resolver(job), options)
-    if job.state == "computed":
-        caller.note(f"{job.out.root}: all parts are written; checking rejects against --max-rejects again")
-        manifest.update({name: earlier[name] for name in ("run_id", "started", "engine", "durations")})
-        return _finish(job, finisher, manifest, started)
-    maker = _prompt_maker(job)
-    device, memory = _plan_compute(job, caller.note)
-    job.model.verify_weights()
-    loaded = caller.engine_loader(job.model, job.vocabulary, options.search, device, memory, options.threads)
-    manifest["engine"] = loaded.description
-    manifest["durations"]["load"] = time.monotonic() - started
-    if options.fresh:
+    out, stop = OutDir(Path(options.out)), caller.stop
+    with ExitStack() as stack:
+        if held := is_held(out.lock):
+            # Before the inputs are read: they may change while this run waits.
+            stack.enter_context(out.held(options.operation.wait, caller.note, stop.check))
+        job = open_job(options)
+        if job.earlier.state == "done":
+            return _nothing_to_do(job)
+        stop.check()
+        if not held:
+            stack.enter_context(out.held(options.operation.wait, caller.note, stop.check))
+            job = replace(job, earlier=_look(options, out, job.fields, job.inputs, job.shards))
+            if job.earlier.state == "done":
+                return _nothing_to_do(job)
+        return _attempt(job, caller, record, started)
+
+
+def _nothing_to_do(job: OpenedJob) -> JobReport:
+    job.out.tidy()
+    manifest = job.earlier.manifest
+    kept = ("run_id", "fingerprint", "finished", "rows", "shards", "shards_finished", "counts", "audit", "attempts")
+    shown = {name: manifest.get(name) for name in kept if name in manifest}
+    return JobReport({"state": "nothing-to-do", "out": str(job.out.root), **shown})
+
+
+def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: float) -> JobReport:
+    """One attempt at the output, which is held."""
+    record.update(first_record(job.subject, job.earlier, caller.argv, caller.origins))
+    caller.begin(record["run_id"])
+    finisher = Finisher(job.out, job.inputs, job.vocabulary, _resolver(job), job.options, caller.stop.check)
+    if not job.todo:
+        caller.note(f"{job.out.root}: all parts are written; nothing is computed again")
+        record["engine"] = job.earlier.manifest.get("engine", {})
+        loaded, maker = None, None
+    else:
+        if job.earlier.finished:
+            done, count = len(job.earlier.finished), len(job.shards)
+            caller.note(f"{job.out.root}: attempt {len(record['attempts'])}, {done} of {count} shards are finished")
+        maker = _prompt_maker(job)
+        device, memory = _plan_compute(job, caller.note)
+        job.model.verify_weights()
+        caller.stop.check()
+        search = search_for(job.filters, job.options.search)
+        arguments = (job.model, job.filters.searched, search, device, memory, job.options.threads)
+        loaded = capped_engine(caller.engine_loader(*arguments), job.filters, job.options.search, record)
+        note_engine(record, loaded.description)
+        record["durations"]["load"] = time.monotonic() - started
+    caller.stop.check()
+    if job.options.fresh:
         job.out.clear()
     job.out.create()
-    write_manifest(job.out.manifest, manifest)
-    with _recorded(job, manifest):
-        _compute(job, caller, maker, loaded, manifest)
-        return _finish(job, finisher, manifest, started)
+    job.out.sweep()
+    write_manifest(job.out.manifest, record)
+    with _recorded(job, caller, record, started):
+        if loaded is not None and maker is not None:
+            failure = _compute(job, caller, maker, loaded, record)
+            if failure is not None:
+                return _ended(job, record, "unreadable", started, failure)
+        return _finish(job, finisher, record, started)
 
 
 @contextmanager
-def _recorded(job: OpenedJob, manifest: dict[str, Any]) -> Iterator[None]:
-    """Whatever ends the run early is said in the manifest."""
+def _recorded(job: OpenedJob, caller: Caller, record: dict[str, Any], started: float) -> Iterator[None]:
+    """Whatever ends the attempt early is said in the manifest. A full disk must not hide the first error."""
+
+    def save(error: BaseException) -> None:
+        # A copy: when the process is ended by force, another thread may still be at work on the record.
+        last = deepcopy(record)
+        last["durations"]["total"] = time.monotonic() - started
+        close_attempt(last, state_after(error), error)
+        record.update(last)
+        with suppress(OSError):
+            write_manifest(job.out.manifest, last)
+
+    def last_words(error: BaseException) -> None:
+        save(error)
+        write_metrics(job.options.operation.metrics_file, record, exit_code_of(error))
+
+    caller.stop.on_forced = last_words
     try:
         yield
     except BaseException as error:
-        manifest["state"] = "failed" if isinstance(error, Exception) else "interrupted"
-        manifest["error"] = f"{type(error).__name__}: {error}"
-        manifest["finished"] = _now()
-        write_manifest(job.out.manifest, manifest)
+        save(error)
         raise
 
 
 def _compute(
-    job: OpenedJob, caller: Caller, maker: PromptMaker, loaded: LoadedEngine, manifest: dict[str, Any]
-) -> None:
+    job: OpenedJob, caller: Caller, maker: PromptMaker, loaded: LoadedEngine, record: dict[str, Any]
+) -> XgrError | None:
+    """Computes and writes what is left to do.
+
+    Returns:
+        Why the output cannot be finished this time, although every other shard is.
+    """
     metadata = {
         "xgr.schema_version": str(SCHEMA_VERSION),
-        "xgr.run_id": manifest["run_id"],
-        "xgr.fingerprint": manifest["fingerprint"],
+        "xgr.run_id": record["run_id"],
+        "xgr.fingerprint": record["fingerprint"],
         "xgr.model": job.model.fingerprint,
         "xgr.vocab": job.vocabulary.content_hash,
     }
     columns = ItemColumns.of(job.vocabulary, job.options.item_cols)
-    work = ShardWork(job.options, job.inputs, job.out, maker, loaded, columns, metadata, caller.progress)
-    caller.progress.start(job.rows, "users")
+    work = ShardWork(job.options, job.inputs, job.out, maker, loaded, columns, metadata, caller.progress, caller.stop)
+    caller.progress.start(sum(shard.rows for shard in job.todo), "users")
     try:
-        run_stages(job.shards, Stages(work.read, work.prepare, work.compute, work.write))
+        with caller.stop.finishing():
+            run_stages(_claimed(job.todo, caller.stop), Stages(work.read, work.prepare, work.compute, work.write))
         work.reader.check_unchanged()
     finally:
         caller.progress.finish()
-        manifest["durations"].update(work.seconds)
+        record["shards_finished"] = len(job.earlier.finished) + work.written
+        record["durations"].update(work.seconds)
+        record["memory"] = {"device_peak_bytes": device_peak_bytes(record["engine"].get("device", "cpu"))}
+    return _unreadable(job, work, record) if work.unreadable else None
 
 
-def _finish(job: OpenedJob, finisher: Finisher, manifest: dict[str, Any], started: float) -> JobReport:
+def _claimed(todo: Sequence[Shard], stop: Stop) -> Iterator[Shard]:
+    """Nothing new is begun once the job was asked to stop."""
+    for shard in todo:
+        if stop.requested:
+            return
+        yield shard
+
+
+def _unreadable(job: OpenedJob, work: ShardWork, record: dict[str, Any]) -> XgrError:
+    record["unreadable"] = unreadable_record(job.inputs, job.shards, work.unreadable)
+    first = min(work.unreadable)
+    return InputError(
+        f"{len(work.unreadable)} of {len(job.shards)} shards could not be read: {work.unreadable[first]}",
+        why="the input is damaged there; every other shard is finished",
+        hint="put a good copy of the file in its place and run the same command: only these shards are computed",
+    )
+
+
+def _finish(job: OpenedJob, finisher: Finisher, record: dict[str, Any], started: float) -> JobReport:
     """Rejects file, audit, verdict, manifest, ``_SUCCESS``: in this order, so that the last file proves the rest."""
-    counts, reasons = finisher.merge_rejects(job.shards)
-    rejected = sum(reasons.values())
-    manifest["counts"] = {**counts, "rejects": rejected, "rejects_by_reason": dict(sorted(reasons.items()))}
+    merged = finisher.merge(job.shards)
+    rejected = sum(merged.reasons.values())
+    record["counts"] = {
+        **merged.counts,
+        "rejects": rejected,
+        "rejects_by_reason": dict(sorted(merged.reasons.items())),
+    }
+    record["batches"] = batch_summary(merged.batch_seconds)
     audit_started = time.monotonic()
     audit = finisher.audit(job.shards)
-    manifest["durations"]["audit"] = time.monotonic() - audit_started
-    manifest["audit"] = {**audit.to_json(), "line": audit.line()}
+    record["durations"]["audit"] = time.monotonic() - audit_started
+    record["audit"] = {**audit.to_json(), "line": audit.line()}
     failure = _verdict(job, audit.faults, audit.line(), rejected)
-    manifest["state"] = _STATE_AFTER[type(failure)]
-    manifest["finished"] = _now()
-    manifest["durations"]["total"] = time.monotonic() - started
-    write_manifest(job.out.manifest, manifest)
+    return _ended(job, record, _STATE_AFTER[type(failure)], started, failure)
+
+
+def _ended(job: OpenedJob, record: dict[str, Any], state: str, started: float, failure: XgrError | None) -> JobReport:
+    record["durations"]["total"] = time.monotonic() - started
+    close_attempt(record, state, failure)
+    write_manifest(job.out.manifest, record)
     if failure is None:
         job.out.succeed()
-    return JobReport(manifest, failure)
+    return JobReport(record, failure)
 
 
 _STATE_AFTER = {type(None): "done", AuditError: "audit-failed", TooManyRejectsError: "too-many-rejects"}
@@ -271,48 +403,4 @@ def _resolver(job: OpenedJob) -> HistoryResolver:
 
 
 def _prompt_maker(job: OpenedJob) -> PromptMaker:
-    return make_prompt_maker(job.model, _resolver(job), job.options.histories)
-
-
-def _first_manifest(job: OpenedJob, caller: Caller) -> dict[str, Any]:
-    return {
-        "kind": KIND,
-        "schema_version": SCHEMA_VERSION,
-        "state": "running",
-        "run_id": uuid.uuid4().hex,
-        "started": _now(),
-        "argv": list(caller.argv),
-        "options": {
-            name: {"value": list(value) if isinstance(value, tuple) else value, "origin": _origin(caller, name)}
-            for name, value in flatten(job.options)
-        },
-        "fingerprint": fingerprint(job.fields),
-        "fingerprint_fields": job.fields,
-        "model": {"path": job.options.model, "fingerprint": job.model.fingerprint},
-        "vocab": {"path": job.options.vocab, "content_hash": job.vocabulary.content_hash},
-        "inputs": [_input_record(job, number) for number in range(len(job.inputs.files))],
-        "rows": job.rows,
-        "shards": len(job.shards),
-        "environment": environment(),
-        "durations": {},
-    }
-
-
-def _origin(caller: Caller, name: str) -> str:
-    return caller.origins.get(name, "caller")
-
-
-def _input_record(job: OpenedJob, number: int) -> dict[str, Any]:
-    file = job.inputs.files[number]
-    return {
-        "path": str(file.path),
-        "format": file.format,
-        "rows": file.rows,
-        "row_groups": len(file.groups),
-        "bytes": file.stamp[0],
-        "sha256": file.sha256,
-    }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return make_prompt_maker(job.model, _resolver(job), job.options.histories, job.filters.matcher)

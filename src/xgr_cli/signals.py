@@ -1,0 +1,131 @@
+"""Signals of a long-running command: the first asks the job to stop, a second, or the end of the grace, ends it.
+
+Python runs signal handlers between two steps of the main thread, which may sit in one call of a library for minutes.
+So the system writes each signal's number into a socket, and a thread that only waits for it keeps the promises.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from xgr_cli.output import Output
+from xgr_engine.job.stop import Stop
+
+# SIGHUP (the terminal went away) is told like SIGTERM: supervisors know 143.
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+_LAST_WORDS_SECONDS = 1.0
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+def exit_on_termination() -> None:
+    """SIGTERM and SIGHUP end any command like an error does, cleaning up on the way out, with exit code 143."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(EXIT_CODES[signal.Signals(number)])
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, leave)
+
+
+@contextmanager
+def stop_on_signals(output: Output, grace: float) -> Iterator[Stop]:
+    """While the block runs, SIGTERM, SIGINT and SIGHUP ask the yielded ``Stop`` to stop.
+
+    A signal that was ignored when the command began (``nohup``, a background job of a shell) stays ignored.
+
+    Args:
+        grace: seconds from the first signal until the process ends by force.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # handlers belong to the main thread; whoever runs a command elsewhere has his own
+        return
+    watcher = _Watcher(output, stop, grace)
+    ours = [number for number in EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, watcher.in_main_thread) for number in ours}
+    previous = signal.set_wakeup_fd(watcher.socket.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        watcher.end()
+
+
+class _Watcher:
+    def __init__(self, output: Output, stop: Stop, grace: float) -> None:
+        self._output = output
+        self._stop = stop
+        self._grace = grace
+        # Saving the state takes a moment of the grace too.
+        self._forced_after = max(0.0, grace - min(_LAST_WORDS_SECONDS, grace / 10))
+        self._reader, self.socket = socket.socketpair()
+        self.socket.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="xgr-signals", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        with suppress(OSError):
+            self.socket.send(b"\0")
+        self._thread.join(timeout=1.0)
+        self.socket.close()
+        self._reader.close()
+
+    def in_main_thread(self, number: int, frame: FrameType | None) -> None:
+        """Where nothing is in flight, the main thread stops wherever it is."""
+        self._request(signal.Signals(number))
+        if self._stop.prompt:
+            self._stop.check()
+
+    def _request(self, number: signal.Signals) -> None:
+        # finished shards must be on the disk, and the manifest written, before the end by force
+        self._stop.request(number.name, EXIT_CODES[number], self._forced_after * 0.9)
+
+    def _watch(self) -> None:
+        first = self._next_signal()
+        if first is None:
+            return
+        self._request(first)
+        self._say(f"{first.name}: stopping within {self._grace:g} s; the same command resumes; again: stop at once")
+        self._reader.settimeout(self._forced_after)
+        try:
+            if self._next_signal() is None:
+                return
+        except TimeoutError:
+            self._say(f"the grace of {self._grace:g} s is over; what is not finished will be computed again")
+        self._leave(EXIT_CODES[first])
+
+    def _next_signal(self) -> signal.Signals | None:
+        """The next of our signals; None when the command has ended."""
+        while True:
+            number = self._reader.recv(1)
+            if number in (b"", b"\0"):
+                return None
+            with suppress(ValueError):
+                if (found := signal.Signals(number[0])) in EXIT_CODES:
+                    return found
+
+    def _say(self, text: str) -> None:
+        with suppress(Exception):
+            self._output.warn(text)
+
+    def _leave(self, code: int) -> None:
+        words = threading.Thread(target=self._stop.last_words, daemon=True)
+        words.start()
+        words.join(timeout=_LAST_WORDS_SECONDS)
+        if self._output.interactive:
+            with suppress(OSError):
+                os.write(2, _SHOW_CURSOR.encode())
+        os._exit(code)

@@ -1,0 +1,153 @@
+"""What the manifest says of a run, from its first to its last line."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xgr_engine.errors import XgrError
+from xgr_engine.job.inputs import Inputs
+from xgr_engine.job.manifest import KIND, SCHEMA_VERSION, environment, fingerprint
+from xgr_engine.job.options import RecommendOptions, flatten
+from xgr_engine.job.resume import Earlier, new_attempt, now
+from xgr_engine.job.stop import Stopped
+
+# What an attempt keeps of the engine's description.
+_ENGINE_FIELDS = ("device", "device_name", "dtype", "implementation", "torch")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a run is about, for its record."""
+
+    options: RecommendOptions
+    inputs: Inputs
+    model: str
+    vocab: str
+    fields: Mapping[str, Any]
+    rows: int
+    shards: int
+
+
+def first_record(subject: Subject, earlier: Earlier, argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of an attempt that begins. An attempt at the same output goes on with its run id.
+
+    Args:
+        origins: where each option comes from, by its dotted name.
+    """
+    options = subject.options
+    before = earlier.manifest
+    own = fingerprint(subject.fields)
+    record: dict[str, Any] = {
+        "kind": KIND,
+        "schema_version": SCHEMA_VERSION,
+        "state": "running",
+        "run_id": before.get("run_id") or uuid.uuid4().hex,
+        "started": before.get("started") or now(),
+        "argv": list(argv),
+        "options": {
+            name: {"value": list(value) if isinstance(value, tuple) else value, "origin": origins.get(name, "caller")}
+            for name, value in flatten(options)
+        },
+        "fingerprint": own,
+        "fingerprint_fields": dict(subject.fields),
+        "model": {"path": options.model, "fingerprint": subject.model},
+        "vocab": {"path": options.vocab, "content_hash": subject.vocab},
+        "inputs": [_input_record(subject.inputs, number) for number in range(len(subject.inputs.files))],
+        "rows": subject.rows,
+        "shards": subject.shards,
+        "shards_finished": len(earlier.finished),
+        "environment": environment(),
+        "durations": {},
+        "events": list(before.get("events", [])),
+        "attempts": new_attempt(before, argv),
+    }
+    if others := [known for known in earlier.fingerprints if known != own]:
+        record["earlier_fingerprints"] = others
+    return record
+
+
+def _input_record(inputs: Inputs, number: int) -> dict[str, Any]:
+    file = inputs.files[number]
+    return {
+        "path": str(file.path),
+        "format": file.format,
+        "rows": file.rows,
+        "row_groups": len(file.groups),
+        "bytes": file.stamp[0],
+        "sha256": file.sha256,
+    }
+
+
+def note_engine(record: dict[str, Any], description: Mapping[str, Any]) -> None:
+    """What computes in this attempt."""
+    record["engine"] = dict(description)
+    record["attempts"][-1].update({name: description[name] for name in _ENGINE_FIELDS if name in description})
+
+
+def close_attempt(record: dict[str, Any], state: str, error: BaseException | None = None) -> None:
+    """The attempt is over: its state, time, seconds and memory; and why, if it failed."""
+    record["state"] = state
+    record["finished"] = now()
+    record["memory"] = {"host_peak_bytes": host_peak_bytes(), **record.get("memory", {})}
+    ended: dict[str, Any] = {
+        "state": state,
+        "finished": record["finished"],
+        "shards_finished": record["shards_finished"],
+        "durations": dict(record["durations"]),
+        "memory": dict(record["memory"]),
+    }
+    record.pop("error", None)
+    if error is not None:
+        what = error.what if isinstance(error, XgrError) else str(error)
+        record["error"] = ended["error"] = what if isinstance(error, XgrError | Stopped) else (
+            f"{type(error).__name__}: {what}"
+        )  # fmt: skip
+    if isinstance(error, Stopped):
+        ended["signal"] = error.reason
+    record["attempts"][-1].update(ended)
+
+
+def state_after(error: BaseException) -> str:
+    """``interrupted`` for a signal, else ``failed``."""
+    return "failed" if isinstance(error, Exception) else "interrupted"
+
+
+def host_peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def batch_summary(seconds: Sequence[float]) -> dict[str, Any]:
+    """Number of batches and percentiles of their time; no percentiles of nothing."""
+    if not seconds:
+        return {"count": 0}
+    quantiles = np.percentile(np.asarray(seconds), (50, 90, 95, 99, 100))
+    names = ("p50", "p90", "p95", "p99", "max")
+    return {
+        "count": len(seconds),
+        "seconds": {
+            "mean": round(float(np.mean(seconds)), 6),
+            **{name: round(float(value), 6) for name, value in zip(names, quantiles, strict=True)},
+        },
+    }
+
+
+def plan_record(subject: Subject, root: Path, state: str, finished: int) -> dict[str, Any]:
+    """What ``--dry-run`` says before anything of the machine is known."""
+    return {
+        "dry_run": True,
+        "output": {"path": str(root), "state": state, "shards_finished": finished},
+        "inputs": [_input_record(subject.inputs, number) for number in range(len(subject.inputs.files))],
+        "rows": subject.rows,
+        "shards": subject.shards,
+        "fingerprint": fingerprint(subject.fields),
+    }

@@ -1,0 +1,217 @@
+"""What an earlier attempt at the same run left behind, and what of it counts.
+
+A shard is finished when its state file and its part file are there; the part is written last, under its name only when
+complete, and says in its metadata which fingerprint it belongs to. Everything else is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xgr_engine.errors import OutputExistsError
+from xgr_engine.job.inputs import InputFile, Inputs
+from xgr_engine.job.manifest import differences, fingerprint
+from xgr_engine.job.outdir import OutDir
+from xgr_engine.job.shards import Shard
+
+FINGERPRINT_KEY = b"xgr.fingerprint"
+_BLOCK = 1 << 20
+_SHOWN = 5
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ---- attempts -----------------------------------------------------------------------------------------------------
+
+
+def new_attempt(earlier: Mapping[str, Any], argv: Sequence[str]) -> list[dict[str, Any]]:
+    """The attempts so far and a new one at the end.
+
+    One that still says ``running`` was killed: its lock is free.
+    """
+    attempts = [dict(attempt) for attempt in earlier.get("attempts", [])]
+    for attempt in attempts:
+        if attempt["state"] == "running":
+            attempt["state"] = "killed"
+    attempts.append(
+        {
+            "number": len(attempts) + 1,
+            "state": "running",
+            "started": now(),
+            "argv": list(argv),
+            "pid": os.getpid(),
+            "machine": platform.node(),
+            "python": sys.version.split()[0],
+        }
+    )
+    return attempts
+
+
+# ---- what is here ---------------------------------------------------------------------------------------------------
+
+State = Literal["new", "done", "partial"]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an output directory holds of the run that is asked for.
+
+    Attributes:
+        state: ``new``: nothing. ``done``: all of it. ``partial``: a run to go on with.
+        manifest: of the earlier attempt; empty for ``new``.
+        finished: indexes of the shards that need not be computed.
+        fingerprints: that the parts of this run may carry: its own first.
+    """
+
+    state: State
+    manifest: dict[str, Any]
+    finished: frozenset[int]
+    fingerprints: tuple[str, ...]
+
+
+def look(out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequence[Shard]) -> Earlier:
+    """Looks at an output directory. Writes nothing.
+
+    Args:
+        fields: the fingerprint's fields of the run that is asked for.
+
+    Raises:
+        OutputExistsError: it holds something else.
+    """
+    own = fingerprint(fields)
+    manifest = out.earlier()
+    if manifest is None:
+        return Earlier("new", {}, frozenset(), (own,))
+    known = (own, *manifest.get("earlier_fingerprints", ()))
+    changed = differences(manifest.get("fingerprint_fields", {}), fields)
+    if out.success.exists() and not changed:
+        if all(out.part(shard).exists() for shard in shards):
+            return Earlier("done", manifest, frozenset(range(len(shards))), known)
+        raise OutputExistsError(
+            f"--out {out.root} was finished, and now some of its part files are missing",
+            hint="compute it again with --fresh, or name another directory",
+        )
+    if changed:
+        known = tuple(dict.fromkeys((*known, manifest["fingerprint"])))
+    finished = [shard.index for shard in shards if is_finished(out.part(shard), out.sidecar(shard), known)]
+    only_inputs = len(changed) == 1 and changed[0].startswith("inputs")
+    if changed and not (only_inputs and mended_inputs(manifest, inputs, shards, finished)):
+        raise OutputExistsError(
+            f"--out {out.root} holds the output of another run: {changed[0]}",
+            why="; ".join(changed[1:_SHOWN]),
+            hint="name another directory, or replace that output with --fresh",
+        )
+    return Earlier("partial", manifest, frozenset(finished), known)
+
+
+def is_finished(part: Path, sidecar: Path, fingerprints: Collection[str]) -> bool:
+    """Whether a shard's files are there, readable as far as their footers go, and of this run.
+
+    Args:
+        fingerprints: of the run, and those it had before an unreadable input was mended.
+    """
+    try:
+        metadata = pq.read_metadata(part).metadata or {}
+        pq.read_metadata(sidecar)
+    except (OSError, pa.ArrowException):
+        return False
+    return metadata.get(FINGERPRINT_KEY, b"").decode(errors="replace") in fingerprints
+
+
+# ---- inputs that could not be read, and were mended -----------------------------------------------------------------
+
+
+def unreadable_record(inputs: Inputs, shards: Sequence[Shard], failed: Mapping[int, str]) -> list[dict[str, Any]]:
+    """What the manifest keeps of shards that could not be read, by file.
+
+    Args:
+        failed: index of a shard -> why.
+    """
+    records = []
+    for number in sorted({shards[index].file for index in failed}):
+        source = inputs.files[number]
+        here = [shards[index] for index in sorted(failed) if shards[index].file == number]
+        records.append(
+            {
+                "file": number,
+                "path": str(source.path),
+                "rows": [[shard.start, shard.stop] for shard in here],
+                "shards": [shard.index for shard in here],
+                "error": failed[here[0].index],
+                "group_rows": list(source.groups),
+                "group_sha256": _group_digests(source),
+            }
+        )
+    return records
+
+
+def mended_inputs(earlier: Mapping[str, Any], inputs: Inputs, shards: Sequence[Shard], finished: Iterable[int]) -> bool:
+    """Whether the inputs differ from the earlier attempt's only where that attempt could not read them.
+
+    A Parquet file with a damaged row group is mended by another copy. The finished shards stay if the row groups that
+    they were read from have not changed by a byte.
+
+    Args:
+        finished: indexes of the shards whose files are there.
+    """
+    unreadable = {record["file"]: record for record in earlier.get("unreadable", [])}
+    before = earlier.get("fingerprint_fields", {}).get("inputs") or []
+    now_there = [[file.path.name, file.sha256] for file in inputs.files]
+    if len(before) != len(now_there):
+        return False
+    changed = [number for number, pair in enumerate(zip(before, now_there, strict=True)) if pair[0] != pair[1]]
+    if any(before[number][0] != now_there[number][0] or number not in unreadable for number in changed):
+        return False
+    done = [shards[index] for index in finished]
+    return all(
+        _same_groups(unreadable[number], inputs.files[number], [shard for shard in done if shard.file == number])
+        for number in changed
+    )
+
+
+def _same_groups(record: Mapping[str, Any], source: InputFile, done: Sequence[Shard]) -> bool:
+    if record["group_rows"] != list(source.groups) or not record["group_sha256"]:
+        return False
+    digests = _group_digests(source)
+    start = 0
+    for number, rows in enumerate(source.groups):
+        used = any(shard.start < start + rows and shard.stop > start for shard in done)
+        if used and digests[number] != record["group_sha256"][number]:
+            return False
+        start += rows
+    return True
+
+
+def _group_digests(source: InputFile) -> list[str]:
+    """SHA-256 over the bytes of each row group of a Parquet file; nothing for other formats."""
+    if source.format != "parquet":
+        return []
+    digests = []
+    with pq.ParquetFile(source.path) as file, source.path.open("rb") as stream:
+        for number in range(file.metadata.num_row_groups):
+            digest = hashlib.sha256()
+            group = file.metadata.row_group(number)
+            for column in range(group.num_columns):
+                chunk = group.column(column)
+                offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
+                stream.seek(min(offset for offset in offsets if offset))
+                left = chunk.total_compressed_size
+                while left and (block := stream.read(min(_BLOCK, left))):
+                    digest.update(block)
+                    left -= len(block)
+            digests.append(digest.hexdigest())
+    return digests
