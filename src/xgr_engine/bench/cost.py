@@ -42,9 +42,9 @@ def prefill_work(workload: Workload, users: int) -> Work:
     """Every prompt once: linears of all tokens (the last layer's feed-forward and output for the last token alone),
     causal attention, weights read once, keys and values written once."""
     spec, size = workload.model.spec, _itemsize(workload)
-    own = workload.context - workload.shared_prefix
-    tokens = workload.shared_prefix + users * own
-    pairs = users * (workload.context * (workload.context + 1) / 2)
+    lengths = prompt_lengths(workload, users)
+    tokens = sum(lengths) - (users - 1) * workload.shared_prefix
+    pairs = sum(length * (length + 1) / 2 for length in lengths)
     linears, last = _linear_parameters(spec), _last_layer_saving(spec)
     flops = 2.0 * tokens * linears - 2.0 * (tokens - users) * last
     flops += 4 * pairs * spec.num_heads * spec.head_dim * max(0, spec.num_layers - 1)
@@ -56,14 +56,13 @@ def decode_work(workload: Workload, users: int) -> Work:
     and prompts read once a level."""
     spec, size = workload.model.spec, _itemsize(workload)
     head = spec.vocab_size if workload.search.score_over == "vocab" else len(workload.model.table.codes[0])
-    total = Work(0.0, 0.0)
+    total, prompts = Work(0.0, 0.0), sum(prompt_lengths(workload, users))
     for depth, rows in enumerate(rows_a_level(workload)):
         work = Work(2.0 * users * rows * head * spec.hidden_size, float(head * spec.hidden_size * size))
         if depth:
-            seen = workload.context + depth
             linears = _linear_parameters(spec)
-            attention = 4 * users * rows * seen * spec.num_heads * spec.head_dim * spec.num_layers
-            read = linears * size + users * (workload.context + depth * rows) * _kv_bytes_a_token(spec, size)
+            attention = 4 * rows * (prompts + users * depth) * spec.num_heads * spec.head_dim * spec.num_layers
+            read = linears * size + (prompts + users * depth * rows) * _kv_bytes_a_token(spec, size)
             work += Work(2.0 * users * rows * linears + attention, float(read))
         total += work
     return total
@@ -73,7 +72,12 @@ def kv_cache_bytes(workload: Workload, users: int) -> int:
     """What the design keeps for a batch: each prompt once, and one token a beam row of each level but the last."""
     per_token = _kv_bytes_a_token(workload.model.spec, _itemsize(workload))
     generated = sum(rows_a_level(workload)[1:])
-    return users * (workload.context + generated) * per_token
+    return (sum(prompt_lengths(workload, users)) + users * generated) * per_token
+
+
+def prompt_lengths(workload: Workload, users: int) -> list[int]:
+    """Tokens of each prompt of the first batch."""
+    return [len(prompt) for prompt in workload.batch(0, users).prompts]
 
 
 def _linear_parameters(spec: ModelSpec) -> int:

@@ -29,7 +29,8 @@ class BenchOptions:
         ablations, online, attention, constraint, timeline: parts of the report.
         constraint_items: catalog sizes of the constraint's cost.
         slo_ms: what the P99 of the online mode must keep.
-        online_requests: requests of a trial.
+        online_requests: requests of a trial; online_contenders: who takes part.
+        time_limit_s: no further part is begun after that many seconds; the report lists what was left out.
     """
 
     preset: str | None = None
@@ -64,6 +65,7 @@ class BenchOptions:
     slo_ms: float = 200.0
     online_requests: int = 300
     online_contenders: tuple[str, ...] = ("xgr", "paged")
+    time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("contexts", "users", "beams"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ class Row:
 
     def _prepare(self, name: str) -> None:
         """Prepare, compare and warm up. What does not fit beside the others is measured alone."""
-        found = self.measured[name]
+        found, too_large = self.measured[name], False
         try:
             contender = make_contender(name)
             found.what = contender.what
@@ -101,7 +101,8 @@ class Row:
             if not is_out_of_memory(error):
                 found.status, found.reason = "failed", _one_line(error)
                 return
-            del error
+            too_large = True
+        if too_large:  # outside the handler: the exception holds what the failed run had allocated
             self._alone(name)
 
     def _alone(self, name: str) -> None:
@@ -132,10 +133,19 @@ class Row:
         """Answers before speed: the first thing a contender computes is compared."""
         workload = self.workload
         started = time.perf_counter()
-        with peak_memory(workload.model.device) as peak:
+        device = workload.model.device
+        with peak_memory(device) as whole:
             contender.prepare(workload)
-            found.samples = warm_up(lambda: contender.run(self._batches[0]), self.budget.seconds)
-        found.peak = peak
+        peaks: list[Peak] = []
+
+        def run() -> None:
+            with peak_memory(device) as peak:
+                contender.run(self._batches[0])
+            peaks.append(peak)
+
+        found.samples = warm_up(run, self.budget.seconds)
+        # of the last run alone: what preparing tried and gave back does not count, what it kept does
+        found.peak = replace(peaks[-1], device_before=whole.device_before, host_before=whole.host_before)
         compared = workload.batch(0, min(_COMPARED_USERS, workload.users))
         run_scored = getattr(contender, "run_scored", contender.run)
         answer = run_scored(compared)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids
 from xgr_engine.bench.memory import free_memory, is_out_of_memory
-from xgr_engine.bench.workloads import Batch, BenchModel, Workload
+from xgr_engine.bench.workloads import Batch, BenchCatalog, BenchModel, Workload
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.system import version
 
 # transformers marks beams that do not exist with -1e9; forbidden continuations stand at -inf.
 _NO_BEAM = -1e8
+_LONG_S = 3.0
 
 
 class HuggingFace(OneAtATime):
@@ -59,7 +61,10 @@ class HuggingFace(OneAtATime):
         return {"prefix_allowed_tokens_fn": TrieCallback(workload)}
 
     def _best_sub_batch(self, workload: Workload) -> int:
-        """Of 1, all, and a middle: the one with the best rate, among those that fit. One run each, after one of 1."""
+        """Of 1, all, and a middle: the one with the best rate, among those that fit. One run each, after one of 1.
+
+        A size that took long is the last one tried: beyond it, sharing a call saves nothing that could be seen.
+        """
         sizes = sorted({1, max(1, workload.users // 2), workload.users})
         best, best_rate = 1, 0.0
         self._generate(workload.batch(0, 1).prompts)
@@ -72,9 +77,11 @@ class HuggingFace(OneAtATime):
                     raise
                 free_memory(workload.model.device)
                 break
-            rate = size / (time.perf_counter() - start)
-            if rate > best_rate:
-                best, best_rate = size, rate
+            seconds = time.perf_counter() - start
+            if size / seconds > best_rate:
+                best, best_rate = size, size / seconds
+            if seconds > _LONG_S:
+                break
         return best
 
     def run(self, batch: Batch) -> RankedSids:
@@ -217,8 +224,18 @@ class CsrConstraint:
         return masked.masked_fill_(~alive[:, None], -torch.inf)
 
 
-def node_children(workload: Workload) -> list[dict[tuple[int, ...], list[int]]]:
-    """Per level: the tokens of a prefix -> the tokens that may follow."""
+Children = list[dict[tuple[int, ...], list[int]]]
+_CHILDREN: WeakKeyDictionary[BenchCatalog, Children] = WeakKeyDictionary()
+
+
+def node_children(workload: Workload) -> Children:
+    """Per level: the tokens of a prefix -> the tokens that may follow. Made once a catalog."""
+    if workload.catalog not in _CHILDREN:
+        _CHILDREN[workload.catalog] = _make_children(workload)
+    return _CHILDREN[workload.catalog]
+
+
+def _make_children(workload: Workload) -> Children:
     sids = workload.catalog.sids
     tokens = np.stack(
         [
@@ -227,7 +244,7 @@ def node_children(workload: Workload) -> list[dict[tuple[int, ...], list[int]]]:
         ],
         axis=1,
     )
-    tables: list[dict[tuple[int, ...], list[int]]] = []
+    tables: Children = []
     for level in range(sids.shape[1]):
         rows = tokens[:, : level + 1]
         new = np.concatenate([[True], (rows[1:] != rows[:-1]).any(1)])

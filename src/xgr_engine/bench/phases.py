@@ -1,0 +1,164 @@
+"""Where the time of one batch goes: phases by clock, kinds of work by the profiler, and a timeline of both."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile
+
+from xgr_engine.bench.baselines.engine import Xgr
+from xgr_engine.bench.measure import quantile
+from xgr_engine.bench.workloads import Workload
+from xgr_engine.models.packing import PackedPrompts
+
+# First match wins; names of kernels (GPU) and operators (CPU) in lower case.
+_KINDS = (
+    ("attention", r"attention|flash|fmha|sdpa|softmax(?!.*log)|bmm|baddbmm"),
+    (
+        "selection",
+        r"topk|sort|select_kernel|shortlist|score_kernel|expand_kernel|searchsorted|cumsum|scatter|logsumexp",
+    ),
+    ("linear", r"gemm|cutlass|nvjet|xmma|splitk|::mm$|::addmm|::linear|matmul|aten::mm"),
+    ("copy", r"memcpy|memset|copy_|::to$|_to_copy|::fill_|pin_memory"),
+    ("elementwise", r"norm|silu|rope|elementwise|embedding|::mul|::add|rsqrt|::cat|index|gather|pow|mean|where|::sub"),
+)
+_MAX_SPANS = 400  # rectangles of the timeline
+
+
+@dataclass(frozen=True)
+class Span:
+    """Microseconds from the first to the last piece of one kind of work in a row."""
+
+    kind: str
+    start: float
+    end: float
+
+
+def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: int = 5) -> dict[str, float]:
+    """Milliseconds of a batch in the prefill, in all levels after it, and in ranking on the host.
+
+    The prefill and the ranking are measured on their own; the levels are what is left of ``latency_ms``.
+    """
+    recommender, batch = contender.recommender, workload.batch(0)
+    assert recommender is not None
+    model, device = workload.model.decoder, workload.model.device
+    pack = PackedPrompts.of(list(batch.prompts), device)
+    cache = model.new_cache(pack.cache_tokens, len(batch.prompts), 1)
+
+    @torch.inference_mode()
+    def prefill() -> None:
+        model.prefill(pack, cache)
+        _synchronize(device)
+
+    prefill()
+    prefill_ms = _median_ms(prefill, repeats)
+    ranking = []
+    for _ in range(repeats):
+        pending = contender.submit(batch)
+        _synchronize(device)
+        start = time.perf_counter()
+        contender.collect(pending)
+        ranking.append(time.perf_counter() - start)
+    rank_ms = sorted(ranking)[repeats // 2] * 1e3
+    return {"prefill": prefill_ms, "levels": max(0.0, latency_ms - prefill_ms - rank_ms), "ranking": rank_ms}
+
+
+def _median_ms(call: Callable[[], None], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    found = quantile(seconds, 50)
+    assert found is not None
+    return found.value * 1e3
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timeline(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Profile one batch: spans by kind, each kind's share of the busy time, and how busy the device was.
+
+    On a GPU spans are kernels, on a CPU operators without operators inside.
+    """
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
+    run()
+    with profile(activities=activities) as profiler:
+        start = time.perf_counter()
+        run()
+        _synchronize(device)
+        wall_us = (time.perf_counter() - start) * 1e6
+    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    spans = [
+        Span(kind_of(event.name), float(event.time_range.start), float(event.time_range.end))
+        for event in profiler.events()
+        if event.device_type == wanted and (on_gpu or not event.cpu_children) and _is_work(event.name)
+    ]
+    spans.sort(key=lambda span: span.start)
+    if not spans:
+        return {"spans": [], "shares": {}, "busy": None, "span_us": 0.0, "wall_us": wall_us, "unit": "none recorded"}
+    first = spans[0].start
+    time_by_kind: dict[str, float] = defaultdict(float)
+    for span in spans:
+        time_by_kind[span.kind] += span.end - span.start
+    total = sum(time_by_kind.values())
+    extent = max(span.end for span in spans) - first
+    merged = merge_spans(spans, extent)
+    return {
+        "spans": [[span.kind, round(span.start - first, 1), round(span.end - first, 1)] for span in merged],
+        "shares": {kind: time / total for kind, time in sorted(time_by_kind.items(), key=lambda pair: -pair[1])},
+        "busy": busy_time(spans) / extent if extent else None,
+        "span_us": extent,
+        "wall_us": wall_us,
+        "unit": "kernels" if on_gpu else "operators",
+    }
+
+
+def kind_of(name: str) -> str:
+    """The kind of work a kernel or operator does, by its name."""
+    lower = name.lower()
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, lower)), "other")
+
+
+def _is_work(name: str) -> bool:
+    return not name.startswith(("cudaLaunch", "cudaStream", "cudaEvent", "ProfilerStep", "[memory]"))
+
+
+def busy_time(spans: list[Span]) -> float:
+    """Length of the union of the spans (ascending by start)."""
+    total, end = 0.0, float("-inf")
+    for span in spans:
+        total += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return total
+
+
+def merge_spans(spans: list[Span], extent: float, limit: int = _MAX_SPANS) -> list[Span]:
+    """Few enough spans to draw: neighbours of one kind become one while the gap between them cannot be seen."""
+    gap = extent / 2000
+    while True:
+        last: dict[str, Span] = {}
+        merged: list[Span] = []
+        for span in spans:
+            before = last.get(span.kind)
+            if before is not None and span.start - before.end <= gap:
+                last[span.kind] = Span(span.kind, before.start, max(before.end, span.end))
+            else:
+                if before is not None:
+                    merged.append(before)
+                last[span.kind] = span
+        merged += last.values()
+        if len(merged) <= limit:
+            return sorted(merged, key=lambda span: span.start)
+        gap *= 2

@@ -1,0 +1,289 @@
+"""A whole benchmark: rows, ablations, online mode and the rest, put together into one record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xgr_engine.bench.ablations import run_ablations
+from xgr_engine.bench.attention import attention_times
+from xgr_engine.bench.baselines.base import NotAvailableError, make_contender
+from xgr_engine.bench.baselines.engine import Xgr
+from xgr_engine.bench.claims import paper_claims
+from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
+from xgr_engine.bench.geometries import find_geometry
+from xgr_engine.bench.machine import Watch, describe_machine, measure_ceilings
+from xgr_engine.bench.memory import free_memory, is_out_of_memory
+from xgr_engine.bench.online import highest_rate
+from xgr_engine.bench.options import BenchOptions
+from xgr_engine.bench.phases import phase_times, timeline
+from xgr_engine.bench.point import Budget, Row
+from xgr_engine.bench.prompts import prompts_of
+from xgr_engine.bench.workloads import (
+    BenchCatalog,
+    BenchModel,
+    Prompt,
+    Workload,
+    catalog_of,
+    converted_model,
+    random_weights,
+    synthetic_catalog,
+)
+from xgr_engine.errors import UsageError
+from xgr_engine.options import SearchOptions
+from xgr_engine.progress import NoProgress, ProgressSink
+
+Record = dict[str, Any]
+KIND = "bench"
+_MOST_ONLINE_USERS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What all rows of a model share; without prompts they are synthetic."""
+
+    model: BenchModel
+    catalog: BenchCatalog
+    prompts: tuple[Prompt, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchCaller:
+    """Who asks: the command line as typed, where progress and notes go, and who keeps the record as it grows."""
+
+    argv: tuple[str, ...] = ()
+    progress: ProgressSink = field(default_factory=NoProgress)
+    note: Callable[[str], None] = lambda text: None
+    keep: Callable[[Record], None] = lambda record: None
+
+
+class Bench:
+    """One run. ``record`` grows part by part, and is complete when ``state`` is ``done``."""
+
+    def __init__(self, options: BenchOptions, device: torch.device, caller: BenchCaller) -> None:
+        self.options = options
+        self.device = device
+        self.caller = caller
+        self._budget = Budget(options.budget_s, options.max_repeats)
+        self._started = time.monotonic()
+        self.record: Record = {
+            "kind": KIND,
+            "state": "running",
+            "preset": options.preset,
+            "command": ["xgr", *caller.argv],
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "options": asdict(options),
+            "machine": describe_machine(device),
+            "warnings": [],
+            "left_out": [],
+            "rows": [],
+            "attention": [],
+            "online": [],
+            "ablations": None,
+            "constraint": None,
+            "timeline": None,
+            "phases": None,
+        }
+
+    def run(self) -> Record:
+        """Everything the options ask for."""
+        options = self.options
+        with Watch(self.device) as watch:
+            seconds = min(2.0, options.budget_s)
+            dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+            self.record["ceilings"] = measure_ceilings(self.device, dtype, seconds).to_json()
+            free_memory(self.device)
+            if options.constraint:
+                self._constraint()
+            models = options.geometries or ("",)
+            self.caller.progress.start(len(models) * self._rows_a_model() if options.rows else 0, "rows")
+            try:
+                for number, name in enumerate(models if self._needs_models() else ()):
+                    if not self._in_time(f"model {name}"):
+                        continue
+                    self._one_model(name, first=number == 0)
+                    free_memory(self.device)
+            finally:
+                self.caller.progress.finish()
+        self.record["warnings"] += watch.warnings
+        self.record["noise"] = watch.facts
+        self.record["claims"] = paper_claims(self.record)
+        self.record["seconds"] = time.monotonic() - self._started
+        self.record["state"] = "done"
+        self.caller.keep(self.record)
+        return self.record
+
+    def _needs_models(self) -> bool:
+        options = self.options
+        return options.rows or options.ablations or options.online or options.attention or options.timeline
+
+    def _rows_a_model(self) -> int:
+        return len(self.options.contexts) * len(self.options.users) * len(self.options.beams)
+
+    # ---- one model --------------------------------------------------------------------------------------------------
+
+    def _one_model(self, name: str, *, first: bool) -> None:
+        subject = self._load(name)
+        model = subject.model
+        self.caller.note(f"{model.name}: {model.bytes / 1e9:,.2f} GB of weights, {subject.catalog.name}")
+        if self.options.rows:
+            for workload in self._workloads(subject):
+                self._row(workload)
+        chosen = self._chosen(subject)
+        if first and self.options.timeline:
+            self._part("timeline", lambda: self._timeline(chosen))
+        if self.options.attention:
+            self._part("attention", lambda: self._attention(subject))
+        if first and self.options.ablations:
+            self._part("ablations", lambda: self._ablations(chosen))
+        if self.options.online:
+            for beam in self.options.beams:
+                self._part(f"online, W {beam}", lambda beam=beam: self._online(subject, beam))
+
+    def _load(self, name: str) -> Subject:
+        options = self.options
+        if options.model is not None and options.vocab is not None:
+            model, catalog = converted_model(Path(options.model), self.device), catalog_of(Path(options.vocab))
+            return Subject(model, catalog, prompts_of(options, max(options.contexts)) if options.inputs else ())
+        geometry = find_geometry(name)
+        codes, levels = options.codes or geometry.codes, options.levels or geometry.levels
+        catalog = synthetic_catalog(options.items, codes, levels, options.seed)
+        return Subject(random_weights(geometry, codes, levels, self.device, options.dtype, options.seed), catalog)
+
+    def _workload(self, subject: Subject, *, context: int, users: int, beam: int) -> Workload:
+        options, model = self.options, subject.model
+        top_k = min(options.top_k or beam, beam)
+        search = SearchOptions(beam=beam, top_k=top_k, score_over=options.score_over, collisions="first")
+        room = model.spec.max_context - subject.catalog.trie.levels - len(model.score_suffix)
+        if context > room:
+            raise UsageError(f"--context {context}: {model.name} reads at most {room} prompt tokens")
+        if subject.prompts:
+            context = max(len(prompt) for prompt in subject.prompts)
+        return Workload(
+            model, subject.catalog, search, context, users, options.shared_prefix, subject.prompts, options.seed
+        )
+
+    def _workloads(self, subject: Subject) -> Iterator[Workload]:
+        for context in self.options.contexts[:1] if subject.prompts else self.options.contexts:
+            for users in self.options.users:
+                for beam in self.options.beams:
+                    yield self._workload(subject, context=context, users=users, beam=beam)
+
+    def _chosen(self, subject: Subject) -> Workload:
+        """The row that ablations and the timeline look at: shortest context, largest batch, widest beam."""
+        options = self.options
+        return self._workload(subject, context=options.contexts[0], users=options.users[-1], beam=options.beams[-1])
+
+    # ---- parts ------------------------------------------------------------------------------------------------------
+
+    def _row(self, workload: Workload) -> None:
+        title = f"{workload.context} tokens x {workload.users} users x W {workload.search.beam}"
+        if self._in_time(f"{workload.model.name}, {title}"):
+            self.caller.note(f"{workload.model.name}: {title}")
+            names = list(dict.fromkeys(("xgr", *self.options.baselines)))
+            self.record["rows"].append(Row(workload, names, self._budget, self.caller.note).measure())
+            self.caller.keep(self.record)
+        self.caller.progress.advance(1)
+
+    def _part(self, name: str, measure: Callable[[], None]) -> None:
+        """A part beside the rows: one that fails is reported, and does not take the rest along."""
+        if not self._in_time(name):
+            return
+        self.caller.note(name)
+        try:
+            measure()
+        except NotAvailableError as error:
+            self.record["left_out"].append({"part": name, "reason": error.what})
+        except Exception as error:
+            reason = "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+            self.record["left_out"].append({"part": name, "reason": " ".join(reason.split())[:300]})
+        free_memory(self.device)
+        self.caller.keep(self.record)
+
+    def _in_time(self, part: str) -> bool:
+        limit = self.options.time_limit_s
+        if limit is None or time.monotonic() - self._started < limit:
+            return True
+        self.record["left_out"].append({"part": part, "reason": f"the time limit of {limit:,.0f} s was over"})
+        return False
+
+    def _timeline(self, workload: Workload) -> None:
+        contender = Xgr()
+        contender.prepare(workload)
+        for _ in range(3):
+            contender.run(workload.batch(0))
+        start = time.perf_counter()
+        for _ in range(3):
+            contender.run(workload.batch(0))
+        latency = (time.perf_counter() - start) / 3 * 1e3
+        shape = {"model": workload.model.name, "context": workload.context, "users": workload.users}
+        shape["beam"] = workload.search.beam
+        self.record["phases"] = {**shape, "latency_ms": latency, "ms": phase_times(contender, workload, latency)}
+        traced = timeline(lambda: contender.run(workload.batch(0)), self.device)
+        self.record["timeline"] = {**shape, **traced}
+        contender.release()
+
+    def _attention(self, subject: Subject) -> None:
+        context, users = self.options.contexts[-1], self.options.users[-1]
+        for beam in self.options.beams:
+            workload = self._workload(replace(subject, prompts=()), context=context, users=users, beam=beam)
+            self.record["attention"].append(attention_times(workload))
+
+    def _ablations(self, workload: Workload) -> None:
+        self.record["ablations"] = run_ablations(workload, self._budget, self.caller.note)
+
+    def _constraint(self) -> None:
+        options = self.options
+        geometry = find_geometry(options.geometries[0])
+        shape = ConstraintShape(
+            options.users[-1], options.beams[-1], options.codes or geometry.codes, options.levels or geometry.levels
+        )
+
+        def measure() -> None:
+            self.record["constraint"] = constraint_costs(
+                geometry, shape, options.constraint_items, self.device, options.seed, self.caller.note
+            )
+
+        self._part("constraint", measure)
+
+    def _online(self, subject: Subject, beam: int) -> None:
+        options, model = self.options, subject.model
+        context = options.contexts[len(options.contexts) // 2]
+        workload = self._workload(subject, context=context, users=_MOST_ONLINE_USERS, beam=beam)
+        for name in options.online_contenders:
+            entry: Record = {"contender": name, "model": model.name, "context": workload.context, "beam": beam}
+            entry |= self._one_online(name, workload)
+            self.record["online"].append(entry)
+
+    def _one_online(self, name: str, workload: Workload) -> Record:
+        out_of_memory = False
+        contender = make_contender(name)
+        if reason := contender.available(workload):
+            return {"status": "not run", "reason": reason, "rate": None}
+        while True:
+            try:
+                contender.prepare(workload)
+                options = self.options
+                found = highest_rate(contender, workload, options.slo_ms, options.online_requests, self.caller.note)
+                return {"status": "ok", **found}
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                out_of_memory = True
+            finally:
+                contender.release()
+                free_memory(self.device)
+            if out_of_memory and workload.users == 1:
+                return {"status": "out of memory", "rate": None}
+            workload = replace(workload, users=max(1, workload.users // 2))
+
+
+def run_bench(options: BenchOptions, device: torch.device, caller: BenchCaller) -> Record:
+    """Run a benchmark and return its record (docs/benchmarking.md describes the fields)."""
+    return Bench(options, device, caller).run()
