@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,3 +59,7 @@ class UserRules:
 
     excluded: NDArray[np.int32]
     tree: int
+
+
+# What one user may not get: rows of ``items.parquet``, or more.
+Exclusion: TypeAlias = "NDArray[np.int32] | UserRules"

@@ -130,6 +130,7 @@ OTHER: dict[str, Any] = {
     "histories.exclude_seen": True,
     "histories.exclude_col": "deny",
     "histories.keep": ("country",),
+    "histories.match": ("country",),
     "histories.limit": 5,
     "search.beam": 64,
     "search.top_k": 7,
@@ -147,6 +148,11 @@ OTHER: dict[str, Any] = {
     "max_rejects": "5",
     "on_error": "fail",
     "fresh": True,
+    "filters.where": "price < 5",
+    "filters.allow_items": ("allow.txt",),
+    "filters.deny_items": ("deny.txt",),
+    "filters.items_col": "id",
+    "filters.diversify": "brand=2",
     "operation.grace": 5.0,
     "operation.wait": 60.0,
     "operation.metrics_file": "xgr.prom",
@@ -170,8 +176,9 @@ def test_every_option_is_in_the_fingerprint_unless_named_as_harmless() -> None:
     for name in names:
         differs = fingerprinted(changed(name)) != fingerprinted(BASE)
         assert differs == (name not in NOT_IN_FINGERPRINT), name
-    # results do not depend on these; contents of input, model and vocabulary are fingerprinted instead of their paths
+    # results do not depend on these; contents of inputs, model, vocabulary and item files are fingerprinted instead
     assert {
+        "filters.allow_items", "filters.deny_items",
         "histories.paths", "model", "vocab", "out", "device", "threads", "max_memory", "max_rejects", "fresh",
         "operation.grace", "operation.wait", "operation.metrics_file", "operation.cache_dir",
     } == NOT_IN_FINGERPRINT  # fmt: skip

@@ -29,7 +29,7 @@ EXAMPLES = (
     "xgr recommend --in users.csv --history-format sids --list-text python --dry-run",
 )
 
-_INPUT, _SEARCH, _OUTPUT, _MACHINE = "Input", "Search", "Output", "Machine"
+_INPUT, _FILTER, _SEARCH, _OUTPUT, _MACHINE = "Input", "Filters", "Search", "Output", "Machine"
 _OPERATION = "Operation"
 
 
@@ -75,6 +75,32 @@ def recommend(
     exclude_col: Annotated[
         str | None,
         option("--exclude-col", help="list column of item ids that the user must not get", panel=_SEARCH),
+    ] = None,
+    match: Annotated[
+        list[str] | None,
+        option(
+            "--match",
+            help="only items whose attribute equals the user's column: country, or country=user_country; repeatable",
+            panel=_FILTER,
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        option("--where", help="SQL over catalog attributes: \"category = 'books' and in_stock\"", panel=_FILTER),
+    ] = None,
+    allow_items: Annotated[
+        list[Path] | None,
+        option("--allow-items", help="only these items: text (an id a line), Parquet, CSV; repeatable", panel=_FILTER),
+    ] = None,
+    deny_items: Annotated[
+        list[Path] | None, option("--deny-items", help="never these items; files as above; repeatable", panel=_FILTER)
+    ] = None,
+    items_col: Annotated[
+        str, option("--items-col", help="id column of these files, where they are tables", panel=_FILTER)
+    ] = "item_id",
+    diversify: Annotated[
+        str | None,
+        option("--diversify", help="brand=2: at most 2 items of one brand in a list", panel=_FILTER),
     ] = None,
     score_over: Annotated[
         Literal["vocab", "level", "allowed"],
@@ -130,6 +156,7 @@ def recommend(
     log_every: LogEvery = 60.0,
 ) -> int | None:
     """See the module."""
+    from xgr_engine.job.filter_options import FilterOptions
     from xgr_engine.job.metrics_file import report_failure
     from xgr_engine.job.options import HistoryOptions, OperationOptions, RecommendOptions, parse_duration, parse_memory
     from xgr_engine.options import SearchOptions
@@ -153,10 +180,18 @@ def recommend(
                 on_empty=on_empty,
                 exclude_seen=exclude_seen,
                 exclude_col=exclude_col,
+                match=tuple(match or ()),
                 keep=("*",) if keep == "all" else _names(keep),
                 limit=limit,
             ),
             search=SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions),
+            filters=FilterOptions(
+                where=where,
+                allow_items=tuple(map(str, allow_items or ())),
+                deny_items=tuple(map(str, deny_items or ())),
+                items_col=items_col,
+                diversify=diversify,
+            ),
             model=str(model),
             vocab=str(vocab),
             out=str(out),

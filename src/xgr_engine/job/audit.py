@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import XgrError
+from xgr_engine.job.filters import open_filters, user_texts
 from xgr_engine.job.histories import HistoryResolver, Ragged
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.options import RecommendOptions
@@ -39,6 +40,8 @@ class Audit:
         duplicate: an item twice for one user (with ``--collisions first`` also two items of one SID).
         seen: items of the user's history; None when seen items are allowed.
         excluded: items of the user's exclusion column; None without one.
+        filtered: items that a filter forbids (--where, --allow-items, --deny-items, --match); None without one.
+        over_cap: items of a value beyond --diversify's maximum; None without it.
         short: users with fewer than K items.
         misordered: neighbours in the wrong order (score descending, ties by SID, items of a SID by their rank).
         misplaced: rows that stand in the wrong place, belong to another user, or are marked wrongly.
@@ -51,6 +54,8 @@ class Audit:
     duplicate: int = 0
     seen: int | None = None
     excluded: int | None = None
+    filtered: int | None = None
+    over_cap: int | None = None
     short: int = 0
     misordered: int = 0
     misplaced: int = 0
@@ -58,16 +63,21 @@ class Audit:
     @property
     def faults(self) -> int:
         """What must be 0 before ``_SUCCESS`` is written."""
-        faults = (self.invalid, self.duplicate, self.seen, self.excluded, self.misordered, self.misplaced)
+        faults = (
+            *(self.invalid, self.duplicate, self.seen, self.excluded, self.filtered, self.over_cap),
+            *(self.misordered, self.misplaced),
+        )
         return sum(count or 0 for count in faults)
 
     def line(self) -> str:
         """``users=3, items=30, invalid=0, duplicate=0, seen=off, short=0``; more only where there is more to say."""
         seen = "off" if self.seen is None else str(self.seen)
         text = (
-            f"users={self.users}, items={self.items}, invalid={self.invalid}, duplicate={self.duplicate}, "
-            f"seen={seen}, short={self.short}"
+            f"users={self.users}, items={self.items}, invalid={self.invalid}, duplicate={self.duplicate}, seen={seen}, "
         )
+        in_force = {"filtered": self.filtered, "over_cap": self.over_cap}
+        text += "".join(f"{name}={count}, " for name, count in in_force.items() if count is not None)
+        text += f"short={self.short}"
         more = {"excluded": self.excluded, "misordered": self.misordered, "misplaced": self.misplaced}
         return text + "".join(f", {name}={count}" for name, count in more.items() if count)
 
@@ -114,6 +124,8 @@ class Auditor:
         self._options = options
         self._leaf_of_row = vocabulary.leaf_of_row
         self._sids = vocabulary.sids()[0]
+        # read anew: what the search was told is not taken from it
+        self._filters = open_filters(options.filters, options.histories.match, vocabulary)
 
     def part(self, path: Path, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> Audit:
         """Counts one part file.
@@ -141,6 +153,8 @@ class Auditor:
             duplicate=self._duplicates(written.owner, item_rows),
             seen=seen,
             excluded=excluded,
+            filtered=self._filtered(rows, written.owner, item_rows),
+            over_cap=self._over_cap(written.owner, item_rows),
             short=written.short,
             misordered=_misordered(written.owner, written.scores, item_rows),
             misplaced=misplaced,
@@ -259,6 +273,32 @@ class Auditor:
         if options.history_format == "prompt":
             return excluded, excluded  # the exclusion column is the only word on what was seen
         return self._count_in(keys, self._resolver.seen(self._resolver.resolve(rows))), excluded
+
+    def _filtered(self, rows: Rows, owner: NDArray[np.int64], item_rows: NDArray[np.int32]) -> int | None:
+        """Recommended items that a filter forbids, each counted once."""
+        filters, known = self._filters, item_rows >= 0
+        if not filters.of_catalog and filters.matcher is None:
+            return None
+        owner, item_rows = owner[known], item_rows[known]
+        wrong = ~filters.allowed[item_rows]
+        matcher = filters.matcher
+        for match, attribute in zip(matcher.matches, matcher.attributes, strict=True) if matcher else ():
+            wanted = user_texts(rows.lists[match.user_col], match.user_col).take(pa.array(owner))
+            values = attribute.values.take(
+                pa.array(attribute.of_item[item_rows], mask=attribute.of_item[item_rows] < 0)
+            )
+            equal = pc.fill_null(pc.equal(values, wanted), False)
+            wrong |= ~equal.to_numpy(zero_copy_only=False)
+        return int(wrong.sum())
+
+    def _over_cap(self, owner: NDArray[np.int64], item_rows: NDArray[np.int32]) -> int | None:
+        cap, capped = self._filters.cap, self._filters.capped
+        if cap is None or capped is None:
+            return None
+        value = np.where(item_rows >= 0, capped.of_item[item_rows], -1)
+        keys = _keys(owner[value >= 0], value[value >= 0], len(capped.values))
+        _, counts = np.unique(keys, return_counts=True)
+        return int((counts - cap.most).clip(min=0).sum())
 
     def _count_in(self, keys: NDArray[np.int64], items: Ragged) -> int:
         """How many of ``keys`` (ascending) are among the items. Sorted keys on both sides keep the search in cache."""

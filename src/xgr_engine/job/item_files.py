@@ -45,7 +45,8 @@ def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary:
             items is more often a failed export than a wish.
     """
     digest = hashlib.sha256()
-    rows, ids, unknown, examples = [], 0, 0, []
+    rows, ids, unknown = [], 0, 0
+    examples: list[str] = []
     for text in paths:
         path = Path(text)
         try:

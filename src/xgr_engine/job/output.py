@@ -37,6 +37,7 @@ class ItemColumns:
     item_ids: pa.Array
     sids: NDArray[np.int32]
     sid_lengths: NDArray[np.int64]
+    leaf_of_row: NDArray[np.int32]
     extra: pa.Table
 
     @classmethod
@@ -51,11 +52,15 @@ class ItemColumns:
                 raise UsageError(f"--item-cols {name}: the vocabulary has no such column", why=f"it has: {known}")
         codes, lengths = vocabulary.sids()
         table = vocabulary.columns(list(extra)) if extra else pa.table({})
-        return cls(vocabulary.item_ids, codes, lengths.astype(np.int64), table)
+        return cls(vocabulary.item_ids, codes, lengths.astype(np.int64), vocabulary.leaf_of_row, table)
 
-    def arrays(self, item_rows: NDArray[np.int32], leaves: NDArray[np.int32], scores: NDArray[np.float32]) -> Any:
-        """Names and arrays for recommended items, in the order of the output's struct."""
+    def arrays(self, item_rows: NDArray[np.int32], scores: NDArray[np.float32]) -> Any:
+        """Names and arrays for recommended items, in the order of the output's struct.
+
+        Leaves come from the rows: the search numbers those of a filtered catalog in its own way.
+        """
         taken = pa.array(item_rows)
+        leaves = self.leaf_of_row[item_rows]
         lengths = self.sid_lengths[leaves]
         codes = self.sids[leaves]
         there = np.arange(codes.shape[1]) < lengths[:, None]
@@ -101,7 +106,7 @@ def nested_table(copied: pa.Table, prepared: Prepared, ranked: Ranked, columns: 
     has_items[live] = True
     has_items[live[list(ranked.failed)]] = False
     short[live] = ranked.short
-    names, arrays = columns.arrays(ranked.item_rows, ranked.leaves, ranked.scores)
+    names, arrays = columns.arrays(ranked.item_rows, ranked.scores)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     items = pa.ListArray.from_arrays(
         pa.array(offsets), pa.StructArray.from_arrays(arrays, names=names), mask=pa.array(~has_items)
@@ -115,7 +120,7 @@ def long_table(copied: pa.Table, prepared: Prepared, ranked: Ranked, columns: It
     live = np.asarray(prepared.live, np.int64)
     owner = np.repeat(live, counts)
     rank = np.arange(len(owner)) - np.repeat(ranked.offsets[:-1], counts) + 1
-    names, arrays = columns.arrays(ranked.item_rows, ranked.leaves, ranked.scores)
+    names, arrays = columns.arrays(ranked.item_rows, ranked.scores)
     users = copied.take(pa.array(owner))
     return pa.table(
         {

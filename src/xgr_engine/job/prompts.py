@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 
 from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import HistoryError
+from xgr_engine.job.filters import Matcher
 from xgr_engine.job.histories import HistoryResolver, Ragged, Resolved, no_items, sorted_union
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.lists import read_prompts
 from xgr_engine.job.options import HistoryOptions
+from xgr_engine.options import Exclusion, UserRules
 from xgr_engine.tokens.prompt import PromptRenderer
 
 IntArray = NDArray[np.int32]
@@ -52,13 +54,14 @@ class Prepared:
     Attributes:
         length: rows of the shard.
         live: the rows that have a prompt, ascending.
-        prompts: token ids of each live row; excluded: item rows that it must not get, ascending, without repeats.
+        prompts: token ids of each live row; excluded: item rows that it must not get, ascending, without repeats
+            (with ``--match`` also the tree of its items).
     """
 
     length: int
     live: list[int] = field(default_factory=list)
     prompts: list[IntArray] = field(default_factory=list)
-    excluded: list[IntArray] = field(default_factory=list)
+    excluded: list[Exclusion] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -72,6 +75,7 @@ class PromptMaker:
         options: policies for unknown ids and empty histories.
         vocab_size: rows of the model's embedding: a ready token id must lie below it.
         max_context: tokens that the model can read, those it will generate already taken off.
+        matcher: ``--match``, if it is in force.
     """
 
     def __init__(
@@ -81,12 +85,14 @@ class PromptMaker:
         options: HistoryOptions,
         vocab_size: int,
         max_context: int,
+        matcher: Matcher | None = None,
     ) -> None:
         self._resolver = resolver
         self._renderer = renderer
         self._options = options
         self._vocab_size = vocab_size
         self._max_context = max_context
+        self._matcher = matcher
 
     def prepare(self, rows: Rows, place: str = "") -> Prepared:
         """Prompts and exclusions of consecutive rows.
@@ -110,8 +116,19 @@ class PromptMaker:
         prepared.live = [prepared.live[place] for place in kept]
         prepared.prompts = [prepared.prompts[place] for place in kept]
         prepared.excluded = [prepared.excluded[place] for place in kept]
+        if self._matcher is not None:
+            self._give_trees(self._matcher, rows, prepared)
         prepared.counts["prompt_tokens"] = sum(len(prompt) for prompt in prepared.prompts)
         return prepared
+
+    @staticmethod
+    def _give_trees(matcher: Matcher, rows: Rows, prepared: Prepared) -> None:
+        trees = matcher.trees_of(rows)[prepared.live].tolist()
+        prepared.counts["without_match"] = trees.count(matcher.no_tree)
+        prepared.excluded = [
+            UserRules(rule.excluded if isinstance(rule, UserRules) else rule, tree)
+            for rule, tree in zip(prepared.excluded, trees, strict=True)
+        ]
 
     def _histories(self, rows: Rows, denied: Ragged, prepared: Prepared, place: str) -> None:
         resolved = self._resolver.resolve(rows)
@@ -197,14 +214,16 @@ class PromptMaker:
         prepared.excluded.append(excluded)
 
 
-def make_prompt_maker(model: ModelDir, resolver: HistoryResolver, options: HistoryOptions) -> PromptMaker:
+def make_prompt_maker(
+    model: ModelDir, resolver: HistoryResolver, options: HistoryOptions, matcher: Matcher | None = None
+) -> PromptMaker:
     """A PromptMaker for a model directory."""
     renderer = model.renderer()
     longest = renderer.max_tokens
     if options.history_format == "prompt":
         # Without a bound of its own, so that too long prompts get their reason code from PromptMaker.
         renderer = PromptRenderer(model.prompt, model.tokenizer_path, model.table, _NO_BOUND, reserve=0)
-    return PromptMaker(resolver, renderer, options, model.spec.vocab_size, longest)
+    return PromptMaker(resolver, renderer, options, model.spec.vocab_size, longest, matcher)
 
 
 def _first_of_each_row(rejects: list[Reject]) -> list[Reject]:

@@ -19,6 +19,7 @@ from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
 from xgr_engine.errors import InputError, TooManyRejectsError, XgrError
 from xgr_engine.job.audit import AuditError
 from xgr_engine.job.caches import use_caches
+from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.engine import (
     Device,
     LoadedEngine,
@@ -29,7 +30,6 @@ from xgr_engine.job.engine import (
     resolve_device,
     weight_bytes,
 )
-from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.filters import ItemFilters, open_filters
 from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.inputs import Inputs, open_inputs
@@ -245,6 +245,7 @@ def _nothing_to_do(job: OpenedJob) -> JobReport:
 def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: float) -> JobReport:
     """One attempt at the output, which is held."""
     record.update(first_record(job.subject, job.earlier, caller.argv, caller.origins))
+    record["filters"] = job.filters.counts
     caller.begin(record["run_id"])
     finisher = Finisher(job.out, job.inputs, job.vocabulary, _resolver(job), job.options, caller.stop.check)
     if not job.todo:
