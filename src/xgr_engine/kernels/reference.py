@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xgr_engine.kernels.linear import linear
+
 LOGITS_BYTES = 256 << 20  # float32 logits over the vocabulary that are alive at once
 
 
@@ -85,9 +87,10 @@ def vocabulary_logsumexp(hidden: Tensor, weight: Tensor) -> Tensor:
     Returns:
         float32 [N] (float64 for float64 inputs).
     """
-    columns = _wide(weight).T
+    wide = _wide(weight)
     rows_at_once = max(1, LOGITS_BYTES // (4 * len(weight)))
-    return torch.cat([torch.logsumexp(_wide(rows) @ columns, dim=-1) for rows in torch.split(hidden, rows_at_once)])
+    chunks = torch.split(hidden, rows_at_once)
+    return torch.cat([torch.logsumexp(linear(_wide(rows), wide), dim=-1) for rows in chunks])
 
 
 def _head_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

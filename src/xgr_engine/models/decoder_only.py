@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xgr_engine.kernels.linear import linear
 from xgr_engine.models.ops import Ops
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.rotary import RotaryTable
@@ -157,15 +158,15 @@ class DecoderOnly:
         """Add the block before, norm, project, rotate; keys and values go to their slots. Returns q [N, Hq, D]."""
         eps = self.spec.rms_eps
         x = self.ops.add_rms_norm(residual, delta, layer.attn_norm, eps)
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = linear(x, layer.qkv, layer.qkv_bias)
         cos, sin = self._rotary.cos, self._rotary.sin
         return self.ops.rope_and_store(qkv, layer.q_norm, layer.k_norm, eps, cos, sin, position, keys, values, slots)
 
     def _finish(self, layer: LayerWeights, residual: Tensor, mixed: Tensor) -> Tensor:
         """Output projection and feed-forward half; what it returns is still to be added to the residual stream."""
-        attention = F.linear(mixed.flatten(1), layer.out, layer.out_bias)
+        attention = linear(mixed.flatten(1), layer.out, layer.out_bias)
         x = self.ops.add_rms_norm(residual, attention, layer.mlp_norm, self.spec.rms_eps)
-        return F.linear(self.ops.silu_mul(F.linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+        return linear(self.ops.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
 
     def _last_token_attention(self, q: Tensor, cache: KVCache, index: int) -> Tensor:
         """Attention of each prompt's last token, q [U, Hq, D]: beam attention with one row and no generated token."""

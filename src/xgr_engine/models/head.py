@@ -5,17 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xgr_engine.kernels.linear import float32_product
 from xgr_engine.models.ops import Ops
 from xgr_engine.options import ScoreOver
-
-
-def float32_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T`` for x [N, H], weight [V, H] -> float32 [N, V], never rounded to the storage dtype."""
-    if x.dtype == torch.float32:
-        return x @ weight.T
-    if x.is_cuda:
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
-    return x.float() @ weight.T.float()
 
 
 class Head:
@@ -45,12 +37,12 @@ class Head:
         Returns:
             float32 [N, C_level] and float32 [N] (or None).
         """
-        logits = float32_matmul(hidden, self._slices[level])
+        logits = float32_product(hidden, self._slices[level])
         if over == "vocab":
             return logits, self.ops.vocabulary_logsumexp(hidden, self.weight)
         return logits, torch.logsumexp(logits, dim=-1) if over == "level" else None
 
     def token_log_probs(self, hidden: Tensor, token: int) -> Tensor:
         """log p(token) over the whole vocabulary, float32 [N], for hidden [N, H]."""
-        logit = float32_matmul(hidden, self.weight[token : token + 1]).squeeze(1)
+        logit = float32_product(hidden, self.weight[token : token + 1]).squeeze(1)
         return (logit - self.ops.vocabulary_logsumexp(hidden, self.weight)).clamp_max_(0.0)
