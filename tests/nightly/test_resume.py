@@ -1,0 +1,301 @@
+"""Resuming, inside one process: what is computed again, what is not, and what refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from job_support import Place
+from nightly_support import Stage, rows_of, same_output, write_users
+
+from xgr_engine.errors import HistoryError, InputError, OutputExistsError, XgrError
+from xgr_engine.job.outdir import OutDir
+from xgr_engine.job.run import plan_job
+from xgr_engine.job.stop import Stop, Stopped
+
+SHARDS, SHARD_ROWS = 10, 40
+
+
+class Gone(BaseException):
+    """Stands for a process that ends without a word."""
+
+
+def fails_at(batch: int, error: BaseException) -> Any:
+    def before(number: int) -> None:
+        if number == batch:
+            raise error
+
+    return before
+
+
+@pytest.fixture
+def users(place: Place) -> Path:
+    return write_users(place.root / "users.parquet", SHARDS * SHARD_ROWS, 80)
+
+
+@pytest.fixture
+def whole(place: Place, stage: Stage, users: Path) -> Path:
+    """The output of an uninterrupted run."""
+    out = place.root / "whole"
+    report = stage.run(place.options(users, shard_rows=SHARD_ROWS, out=str(out)))
+    assert report.failure is None and len(stage.calls) == report.record["counts"]["batches"]
+    return out
+
+
+def test_only_what_is_missing_is_computed_and_the_result_is_the_same(
+    place: Place, stage: Stage, users: Path, whole: Path
+) -> None:
+    """cases.md: kill at any moment, run again: same rows as an uninterrupted run, none twice."""
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    shards = len(list(whole.glob("part-*")))
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(4, Gone()))
+    there = {path.name: path.stat().st_mtime_ns for path in place.out.glob("part-*")}
+    assert 0 < len(there) < shards and not (place.out / "_SUCCESS").exists()
+    assert place.manifest()["state"] == "interrupted"
+    report = stage.run(options)
+    assert report.failure is None and sum(stage.calls) == SHARDS * SHARD_ROWS - len(there) * SHARD_ROWS
+    assert same_output(place.out, whole)
+    assert all((place.out / name).stat().st_mtime_ns == stamp for name, stamp in there.items())
+    record = place.manifest()
+    assert [attempt["state"] for attempt in record["attempts"]] == ["interrupted", "done"]
+    assert record["attempts"][0]["shards_finished"] == len(there)
+    runs = {(pq.read_metadata(part).metadata or {})[b"xgr.run_id"] for part in place.out.glob("part-*")}
+    assert runs == {record["run_id"].encode()}
+    # of all attempts, not of the last alone
+    assert record["counts"]["batches"] == record["batches"]["count"] >= shards
+
+
+def test_a_request_to_stop_finishes_what_it_can_in_time(place: Place, stage: Stage, users: Path, whole: Path) -> None:
+    """cases.md: SIGTERM: stops within the grace period, resumes."""
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    for grace, state in ((60.0, "in time"), (0.0, "at once")):
+        stop = Stop()
+
+        def before(number: int, stop: Stop = stop, grace: float = grace) -> None:
+            if number == 2:
+                stop.request("SIGTERM", 143, grace)
+
+        done = len(list(place.out.glob("part-*")))
+        with pytest.raises(Stopped) as stopped:
+            stage.run(options, before, stop)
+        assert stopped.value.exit_code == 143, state
+        record = place.manifest()
+        assert (record["state"], record["attempts"][-1]["signal"]) == ("interrupted", "SIGTERM")
+        assert done < len(list(place.out.glob("part-*"))) == record["shards_finished"] < SHARDS
+        assert len(stage.calls) <= 4
+    stage.run(options)
+    assert same_output(place.out, whole)
+
+
+def test_a_stop_before_anything_is_written_leaves_nothing(place: Place, stage: Stage, users: Path) -> None:
+    stop = Stop()
+    stop.request("SIGINT", 130, 20)
+    with pytest.raises(Stopped):
+        stage.run(place.options(users), stop=stop)
+    assert not place.out.exists()
+
+
+def test_damaged_parts_and_half_written_files_are_done_again(
+    place: Place, stage: Stage, users: Path, whole: Path
+) -> None:
+    """Power loss on a disk that lies: a part without its end, one without its state, temporary files."""
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(6, Gone()))
+    parts = sorted(place.out.glob("part-*"))
+    assert len(parts) >= 3
+    with parts[0].open("r+b") as file:
+        file.truncate(parts[0].stat().st_size // 2)
+    (place.out / "_xgr" / "shards" / parts[1].name).unlink()
+    for folder in (place.out, place.out / "_xgr", place.out / "_xgr" / "shards"):
+        (folder / ".xgr-tmp-1-2-part-00009-of-00010.parquet.tmp").write_bytes(b"PAR1")
+    stage.run(options)
+    assert sum(stage.calls) == SHARDS * SHARD_ROWS - (len(parts) - 2) * SHARD_ROWS
+    assert same_output(place.out, whole)
+    assert not list(place.out.rglob(".xgr-tmp*"))
+
+
+@pytest.mark.parametrize("moment", ["lock", "create", "write_manifest", "merge", "audit", "succeed"])
+def test_a_process_that_dies_at_an_awkward_moment(
+    place: Place, stage: Stage, users: Path, whole: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xgr_engine.job import run
+    from xgr_engine.job.shard_work import Finisher
+
+    target = {"lock": OutDir, "create": OutDir, "succeed": OutDir, "merge": Finisher, "audit": Finisher}.get(
+        moment, run
+    )
+    name = "sweep" if moment == "lock" else moment
+    real = getattr(target, name)
+
+    def dies(*given: Any) -> Any:
+        if moment == "succeed":
+            real(*given)
+        raise Gone
+
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, dies)
+        with pytest.raises(Gone):
+            stage.run(options)
+    (place.out / "_xgr").mkdir(parents=True, exist_ok=True)
+    (place.out / "_xgr" / "lock").write_text("left behind")
+    report = stage.run(options)
+    assert report.failure is None and same_output(place.out, whole)
+    if moment in ("merge", "audit", "succeed"):
+        assert stage.calls == [], "nothing is computed again"
+    assert not (place.out / "_xgr" / "shards").exists()
+
+
+def test_fresh_after_an_interruption_begins_anew(place: Place, stage: Stage, users: Path, whole: Path) -> None:
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(4, Gone()))
+    first = place.manifest()["run_id"]
+    stage.run(place.options(users, shard_rows=SHARD_ROWS, fresh=True))
+    assert sum(stage.calls) == SHARDS * SHARD_ROWS and same_output(place.out, whole)
+    assert place.manifest()["run_id"] != first and len(place.manifest()["attempts"]) == 1
+
+
+def test_an_unfinished_run_of_other_options_refuses_naming_the_option(place: Place, stage: Stage, users: Path) -> None:
+    with pytest.raises(Gone):
+        stage.run(place.options(users, shard_rows=SHARD_ROWS), fails_at(4, Gone()))
+    with pytest.raises(OutputExistsError, match="option shard_rows was 40, is 50") as refused:
+        stage.run(place.options(users, shard_rows=50))
+    assert refused.value.exit_code == 2 and stage.calls == []
+    harmless = place.options(users, shard_rows=SHARD_ROWS, max_memory=10**8, threads=1, max_rejects="50%")
+    assert stage.run(harmless).failure is None
+
+
+def test_dry_run_tells_what_is_left(place: Place, stage: Stage, users: Path) -> None:
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(4, Gone()))
+    output = plan_job(options).record["output"]
+    assert output["state"] == "partial" and output["shards_finished"] == len(list(place.out.glob("part-*")))
+
+
+def test_a_part_that_vanished_from_a_finished_output_is_said(place: Place, stage: Stage, users: Path) -> None:
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    stage.run(options)
+    sorted(place.out.glob("part-*"))[2].unlink()
+    with pytest.raises(OutputExistsError, match="part files are missing"):
+        stage.run(options)
+
+
+# ---- inputs that change or are damaged ------------------------------------------------------------------------------
+
+
+def test_an_input_cut_short_during_the_run_is_noticed(place: Place, stage: Stage, users: Path) -> None:
+    def cut(number: int) -> None:
+        if number == 2:
+            with users.open("r+b") as file:
+                file.truncate(users.stat().st_size // 3)
+
+    with pytest.raises(HistoryError, match="changed during the run"):
+        stage.run(place.options(users, shard_rows=SHARD_ROWS), cut)
+    assert not (place.out / "_SUCCESS").exists() and place.manifest()["state"] == "failed"
+
+
+@pytest.mark.parametrize("how", ["renamed over", "written over"])
+def test_nothing_is_committed_from_an_input_that_was_replaced(
+    place: Place, stage: Stage, users: Path, whole: Path, how: str
+) -> None:
+    """What was committed before is what the fingerprint says: with the old file back the run goes on."""
+    copy, other = place.root / "copy", place.root / "other"
+    shutil.copyfile(users, copy)
+    write_users(other, SHARDS * SHARD_ROWS, 80, seed=1)
+    options = place.options(users, shard_rows=SHARD_ROWS)
+
+    def replace(number: int) -> None:
+        if number == 2:
+            if how == "renamed over":
+                other.replace(users)
+            else:
+                users.write_bytes(other.read_bytes())
+
+    with pytest.raises(HistoryError, match="changed during the run"):
+        stage.run(options, replace)
+    expected = dict(rows_of(whole))
+    assert all(table.equals(expected[name]) for name, table in rows_of(place.out))
+    with pytest.raises(OutputExistsError, match=r"contents of users.parquet changed"):
+        stage.run(options)
+    shutil.copyfile(copy, users)
+    stage.run(options)
+    assert same_output(place.out, whole)
+
+
+def damage(path: Path, group: int) -> None:
+    """Flips bytes in the middle of a row group's list column."""
+    column = pq.read_metadata(path).row_group(group).column(1)
+    with path.open("r+b") as file:
+        file.seek(column.data_page_offset + column.total_compressed_size // 2)
+        file.write(bytes([0xA5] * 16))
+
+
+@pytest.mark.parametrize("how", [{"compression": "zstd"}, {"compression": "none", "write_page_checksum": True}])
+def test_a_corrupt_row_group_costs_only_its_shards(
+    place: Place, stage: Stage, users: Path, whole: Path, how: dict[str, Any]
+) -> None:
+    """Every other shard is finished; with a good copy in place the same command computes the rest."""
+    write_users(users, SHARDS * SHARD_ROWS, 80, **how)
+    good = place.root / "good.parquet"
+    shutil.copyfile(users, good)
+    damage(users, 1)
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    report = stage.run(options)
+    assert isinstance(report.failure, InputError) and report.failure.exit_code == 2
+    assert "could not be read" in report.failure.what and "users.parquet" in report.failure.what
+    record = place.manifest()
+    lost = record["unreadable"][0]["shards"]
+    assert record["state"] == "unreadable" and not (place.out / "_SUCCESS").exists()
+    assert record["shards_finished"] == record["shards"] - len(lost) == len(list(place.out.glob("part-*")))
+    assert isinstance(stage.run(options).failure, InputError) and stage.calls == []
+    shutil.copyfile(good, users)
+    # a kill between the two changes nothing
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(1, Gone()))
+    report = stage.run(options)
+    assert report.failure is None and same_output(place.out, whole)
+    assert "unreadable" not in place.manifest()
+    assert stage.run(options).record["state"] == "nothing-to-do"
+
+
+def test_a_mended_input_must_be_the_same_where_it_was_read(place: Place, stage: Stage, users: Path) -> None:
+    damage(users, 1)
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    assert isinstance(stage.run(options).failure, InputError)
+    write_users(users, SHARDS * SHARD_ROWS, 80, seed=1)
+    with pytest.raises(OutputExistsError, match=r"contents of users.parquet changed"):
+        stage.run(options)
+
+
+def test_on_error_fail_stops_at_the_first_damaged_row_group(place: Place, stage: Stage, users: Path) -> None:
+    damage(users, 1)
+    with pytest.raises(HistoryError, match="cannot be read"):
+        stage.run(place.options(users, shard_rows=SHARD_ROWS, on_error="fail"))
+
+
+def test_a_damaged_model_is_named_and_does_not_touch_a_started_output(
+    place: Place, stage: Stage, users: Path, tmp_path: Path
+) -> None:
+    """A flipped byte in the model directory: the tensor is named, exit 2; the run goes on with a good copy."""
+    model = Path(shutil.copytree(place.model, tmp_path / "m"))
+    options = place.options(users, shard_rows=SHARD_ROWS, model=str(model))
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(4, Gone()))
+    before = (place.out / "_xgr" / "manifest.json").read_bytes()
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(XgrError, match=r"damaged: norm\.weight") as failure:
+        stage.run(options)
+    assert failure.value.exit_code == 2 and (place.out / "_xgr" / "manifest.json").read_bytes() == before
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    assert stage.run(options).failure is None
