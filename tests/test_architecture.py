@@ -15,27 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
-# A room's line: what it may import beside itself and the common rooms. The block of the same form that is fenced as
-# "imports" in docs/architecture.md replaces this one as soon as it stands there.
-IMPORTS = """
-common:      errors options progress
-xgr_cli:     api bench metrics job checkpoint catalog system xschedule.memory
-api:         job checkpoint catalog xschedule recommender models tokens
-bench:       job checkpoint catalog xschedule recommender models tokens system
-metrics:     job catalog
-job:         catalog checkpoint xschedule recommender models tokens system
-checkpoint:  models tokens catalog
-xschedule:   recommender models tokens catalog.trie system
-recommender: models xbeam xattention kernels tokens catalog.trie
-models:      xattention kernels
-xbeam:       kernels catalog.trie
-tokens:      catalog.trie catalog.sid_text
-xattention:  kernels
-kernels:
-catalog:
-system:
-"""
-
 # Library -> where it may be imported, as the start of a module's name below xgr_engine (or xgr_cli).
 LIBRARIES = {
     "typer": ["xgr_cli"],
@@ -44,7 +23,8 @@ LIBRARIES = {
     "click": [],
     "polars": ["catalog.readers", "metrics", "job.where"],
     "torch": [
-        *("models", "xattention", "xbeam", "kernels", "recommender", "xschedule", "checkpoint", "bench", "api"),
+        *("models", "search", "xattention", "xbeam", "kernels", "recommender"),
+        *("xschedule", "checkpoint", "bench", "api"),
         *("job.run", "job.engine", "system", "xgr_cli.commands.doctor"),
     ],
     "triton": ["xattention.triton", "xattention.hopper", "xbeam.triton", "kernels.triton", "xgr_cli.commands.doctor"],
@@ -68,10 +48,10 @@ FORBIDDEN = [
 
 
 def _import_table() -> dict[str, set[str]]:
-    fenced = (
-        re.search(r"```imports\n(.*?)```", ARCHITECTURE.read_text("utf-8"), re.S) if ARCHITECTURE.is_file() else None
-    )
-    lines = (fenced.group(1) if fenced else IMPORTS).strip().splitlines()
+    """Room -> what it may import, from the block fenced as "imports" in docs/architecture.md."""
+    fenced = re.search(r"```imports\n(.*?)```", ARCHITECTURE.read_text("utf-8"), re.S)
+    assert fenced, "docs/architecture.md has no block fenced as imports"
+    lines = fenced.group(1).strip().splitlines()
     return {room.strip(): set(may.split()) for room, _, may in (line.partition(":") for line in lines)}
 
 
