@@ -130,21 +130,26 @@ class Output:
 
     def _log(self, level: str, text: str, details: Mapping[str, object]) -> None:
         given = {name: value for name, value in details.items() if value not in ("", None)}
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         if self.log_format == "json":
-            stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             line = {"time": stamp, "level": level, "message": text, **self._context, **given}
             _write(_stderr(), json.dumps(jsonable(line)) + "\n")
             return
         from rich.text import Text
 
         label, style = {"warning": ("warning: ", "yellow"), "error": ("error: ", "bold red")}.get(level, ("", ""))
-        body = Text.assemble((label, style), text)
+        body = Text.assemble((self._log_prefix(stamp), "dim"), (label, style), text)
         if level == "error":
             for name, value in given.items():
                 body.append(f"\n  {name}: {value}")
         elif given:
             body.append("  " + "  ".join(f"{name}={show(value)}" for name, value in given.items()), style="dim")
         self._show(_stderr(), body)
+
+    def _log_prefix(self, stamp: str) -> str:
+        """Time and run, so that a log file can be read the next morning; on a terminal they would be in the way."""
+        run = self._context.get("run_id")
+        return f"{stamp} {str(run)[:8]} " if run and not _stderr().isatty() else ""
 
     # ---- terminals --------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,10 @@ class OutputLockedError(XgrError):
     exit_code = 75
 
 
+class OutputWriteError(XgrError):
+    """A file of the output cannot be written: no space, a quota, a limit on file sizes, a failing disk."""
+
+
 class BackendUnavailableError(XgrError):
     """An implementation asked for by name cannot run on this machine."""
 

@@ -6,7 +6,10 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from xgr_engine.errors import OutputWriteError
 
 # Hidden, so that readers of the directory skip it, and recognisable, so that a later run may remove it. The end of the
 # name is not the target's either: a collector of *.prom files takes hidden ones too.
@@ -18,6 +21,9 @@ def commit(path: Path, write: Callable[[Path], None]) -> None:
     """Lets ``write`` fill a temporary file and gives it the name ``path``, replacing what had it.
 
     After a crash at any moment ``path`` is absent, old or complete. An exception of ``write`` leaves nothing behind.
+
+    Raises:
+        OutputWriteError: the system does not let the file be written.
     """
     writer = f"{os.getpid()}-{threading.get_native_id()}"
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{writer}-{path.name}{_SUFFIX}")
@@ -25,10 +31,16 @@ def commit(path: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         sync(temporary)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        sync(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OutputWriteError(
+                f"{path}: {os.strerror(error.errno)}",
+                hint="mend that and run the same command: it goes on with what is not finished",
+            ) from error
         raise
-    sync(path.parent)
 
 
 def commit_text(path: Path, text: str) -> None:
