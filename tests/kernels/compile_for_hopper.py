@@ -54,6 +54,7 @@ def hopper():
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
+    from xgr_engine.xattention.hopper.folded import folded_attention_kernel
     from xgr_engine.xattention.hopper.kernel import hopper_attention_kernel
 
     for dim, splits in ((128, 1), (64, 3)):
@@ -63,6 +64,8 @@ def hopper():
         constants.update(ROWS=128, KEYS=128, STAGES=2)
         out = "*fp32" if splits > 1 else "*bf16"
         build(hopper_attention_kernel, constants, source=GluonASTSource, k_tiles=tile, v_tiles=tile, out=out)
+        constants.update(OWN=1, PINGPONG=True)
+        build(folded_attention_kernel, constants, source=GluonASTSource, k_tiles=tile, v_tiles=tile, out=out)
 
 
 def elementwise():

@@ -167,13 +167,14 @@ def test_few_programs_split_the_prompt():
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(("dim", "group", "own"), [(128, 2, 2), (64, 1, 1), (128, 8, 0), (64, 4, 4)])
-def test_hopper_kernel(dim, group, own, splits, persistent):
+@pytest.mark.parametrize(("dim", "group", "own"), [(128, 2, 2), (64, 1, 1), (128, 8, 0), (64, 4, 4), (128, 3, 3)])
+@pytest.mark.parametrize("schedule", [{}, {"own_tile": True}, {"own_tile": True, "take_turns": True}], ids=str)
+def test_hopper_kernel(dim, group, own, splits, persistent, schedule):
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")
     for lengths, beams in (((1000, 17, 128), 333), ((4097,), 127), ((1, 0, 129), 65)):
         call = make("cuda", torch.bfloat16, lengths, beams, own, 2, group, dim)
-        tiles = AttentionTiles(128, 128, stages=2, splits=splits, hopper=True, persistent=persistent)
+        tiles = AttentionTiles(128, 128, stages=2, splits=splits, hopper=True, persistent=persistent, **schedule)
         assert call.error(call.run(tiles)) < TOLERANCE[torch.bfloat16]
 
 

@@ -41,6 +41,9 @@ class AttentionTiles:
         splits: programs that share a prompt; partial results are merged by a second kernel when there are several.
         hopper: run the hand-scheduled kernel of ``hopper.py`` (rows must be 128; warps is not used).
         persistent: with ``hopper``: as many programs as multiprocessors, each walking over several tiles.
+        own_tile: with ``hopper``: the rows' own tokens are a tile of keys for the tensor cores, instead of float32
+            products before and after the loop.
+        take_turns: with ``own_tile``: the two consumers issue their products in turn.
     """
 
     rows: int = 64
@@ -50,6 +53,8 @@ class AttentionTiles:
     splits: int = 1
     hopper: bool = False
     persistent: bool = True
+    own_tile: bool = False
+    take_turns: bool = False
 
 
 @triton.jit
@@ -312,6 +317,8 @@ def attend(
             stages=tiles.stages,
             splits=tiles.splits,
             programs=_multiprocessors(q.device) if tiles.persistent else 1 << 30,
+            own_tile=tiles.own_tile,
+            take_turns=tiles.take_turns,
         )
         return
     users, beams, heads, dim = q.shape

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from xgr_engine.xattention.hopper.folded import folded_attention_kernel
 from xgr_engine.xattention.hopper.kernel import hopper_attention_kernel
 
 
@@ -44,12 +45,16 @@ def launch(
     stages: int,
     splits: int,
     programs: int,
+    own_tile: bool = False,
+    take_turns: bool = False,
 ) -> None:
     """Start the kernel on the current stream.
 
     Args as :func:`xgr_engine.xattention.reference.beam_attention` but ``scale``, which is in base 2 (times log2(e)),
     and: ``out`` [U, R, Hq, D], or with a ``state`` [2, splits, U, R, Hq] float32 of its own (not ``out`` itself)
-    [splits, U, R, Hq, D]; tile sizes; ``programs`` at most, each walking over several work items.
+    [splits, U, R, Hq, D]; tile sizes; ``programs`` at most, each walking over several work items; ``own_tile`` and
+    ``take_turns`` as in ``AttentionTiles``. Inputs whose rows do not start at multiples of 32 bytes never use
+    ``own_tile``: its copies move 16 bytes at a time.
     """
     users, beams, heads, dim = q.shape
     tokens, kv_heads, _ = prompt_k.shape
@@ -60,36 +65,22 @@ def launch(
         for t in (prompt_k, prompt_v)
     )
     works = -(-beams * group // rows) * kv_heads * splits * users
-    hopper_attention_kernel[(min(works, programs),)](
-        k_tiles,
-        v_tiles,
-        prompt_v,
-        prompt_start,
-        q,
-        gen_k,
-        gen_v,
-        ancestors,
-        out,
-        state,
-        scale,
-        works,
-        users * beams * heads,
-        beams,
-        prompt_v.stride(0),
-        q.stride(0),
-        q.stride(1),
-        q.stride(2),
-        gen_k.stride(0),
-        gen_k.stride(1),
-        gen_k.stride(2),
-        KV_HEADS=kv_heads,
-        G=group,
-        D=dim,
-        A=ancestors.shape[-1],
-        SPLITS=splits,
-        PARTIAL=state is not out,
-        ROWS=rows,
-        KEYS=keys,
-        STAGES=stages,
-        num_warps=4,
+    arguments = (
+        *(k_tiles, v_tiles, prompt_v, prompt_start, q, gen_k, gen_v, ancestors, out, state, scale, works),
+        *(users * beams * heads, beams, prompt_v.stride(0), *q.stride()[:3], *gen_k.stride()[:3]),
     )
+    own = ancestors.shape[-1]
+    constants = {"KV_HEADS": kv_heads, "G": group, "D": dim, "A": own, "SPLITS": splits, "PARTIAL": state is not out}
+    constants.update(ROWS=rows, KEYS=keys, STAGES=stages)
+    grid = (min(works, programs),)
+    if own_tile and _rows_are_aligned(q, gen_k, gen_v, prompt_v):
+        most_beams = rows // group if rows % group == 0 else (rows - 1) // group + 2
+        constants.update(OWN=-(-most_beams * own // keys), PINGPONG=take_turns)
+        folded_attention_kernel[grid](*arguments, **constants, num_warps=4)
+    else:
+        hopper_attention_kernel[grid](*arguments, **constants, num_warps=4)
+
+
+def _rows_are_aligned(*tensors: Tensor) -> bool:
+    """Whether Triton can prove that every row starts at a multiple of 16 bytes: it looks for factors of 16 alone."""
+    return all(t.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in t.stride()[:-1]) for t in tensors)

@@ -1,0 +1,182 @@
+"""Candidate schedules of the Hopper attention kernel, checked and timed side by side.
+
+    python benchmarks/attention_variants.py [--seconds 90]
+
+Every candidate runs in a process of its own first: compiled, checked on awkward shapes against float64 with poisoned
+inputs and results, and called on the timed shapes. Those that were right are then timed in turns, round after round:
+the card's clocks move by ten per cent as it warms up, which a single pass over the candidates would charge to the last
+ones. A matrix product timed in each round says what the card gave meanwhile. The table comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+import torch  # noqa: E402
+from isolation import run_isolated  # noqa: E402
+from kernel_cases.attention import CHECKED, TOLERANCE, Inputs, Shape, check, folded_cudnn_ms  # noqa: E402
+from timing import relative_error  # noqa: E402
+
+from xgr_engine.xattention.triton import AttentionTiles, choose_tiles  # noqa: E402
+
+HOPPER = AttentionTiles(128, 128, stages=2, hopper=True)
+OWN = replace(HOPPER, own_tile=True)
+TURNS = replace(OWN, take_turns=True)
+CANDIDATES: dict[str, AttentionTiles] = {
+    "now persistent": HOPPER,
+    "now grid": replace(HOPPER, persistent=False),
+    "plain w8 128x64": AttentionTiles(128, 64, 8, 3),
+    "own tile": OWN,
+    "own tile grid": replace(OWN, persistent=False),
+    "own tile turns": TURNS,
+    "own tile turns grid": replace(TURNS, persistent=False),
+    "own tile turns 64x4": replace(TURNS, keys=64, stages=4),
+    "own tile 64x5": replace(OWN, keys=64, stages=5),
+}
+TIMED = [Shape(1000, 8, 256), Shape(5000, 32, 512), Shape(5000, 8, 256), Shape(1000, 8, 512), Shape(1000, 1, 256)]
+HARD = [*CHECKED, Shape(1000, 2, 256), Shape(1000, 2, 256, own=1), Shape(300, 2, 100, heads=12, kv_heads=4, own=3)]
+
+
+def few_programs(own: int, beams: int, tiles: AttentionTiles) -> float:
+    """Error of one user's split call: a cache far larger than the prompt and more prompt starts than users."""
+    inputs = Inputs.random(Shape(1000, 1, max(beams, 256), own=own), torch.bfloat16, 5, ragged=False)
+    room = 20000
+    cache_k, cache_v = (torch.full((room, 8, 128), torch.nan, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    cache_k[:1000], cache_v[:1000] = inputs.prompt_k, inputs.prompt_v
+    starts = torch.tensor([0, 1000, room, room, room], dtype=torch.int32, device="cuda")
+    wide = replace(
+        inputs,
+        q=inputs.q[:, :beams],
+        prompt_k=cache_k,
+        prompt_v=cache_v,
+        prompt_start=starts,
+        ancestors=inputs.ancestors[:, :beams].contiguous(),
+    )
+    out = wide.call(tiles)
+    torch.cuda.synchronize()
+    return relative_error(out, wide.expected())
+
+
+def examine(name: str) -> list[tuple[str, float]]:
+    """Errors of a candidate; at the end it has been compiled for the timed shapes."""
+    tiles = CANDIDATES[name]
+    errors = [(str(shape), check(shape, tiles, torch.bfloat16)) for shape in HARD]
+    for splits in (3, 4):
+        cut = replace(tiles, splits=splits)
+        errors.append((f"{HARD[0]} /{splits}", check(HARD[0], cut, torch.bfloat16)))
+        errors += [(f"one user A{own} /{splits}", few_programs(own, 256, cut)) for own in (0, 1, 2)]
+    for shape in TIMED:
+        Inputs.random(shape, torch.bfloat16, 0, ragged=False).call(for_shape(tiles, shape))
+    torch.cuda.synchronize()
+    return errors
+
+
+def examine_one_row() -> list[tuple[str, float]]:
+    """The first step of a search: one row a user, no own tokens, the prompt split over many programs."""
+    tiles = choose_tiles(1, 1, 8, 2, torch.bfloat16, 132, hopper=True)
+    return [(f"one row A0 /{tiles.splits}", few_programs(0, 1, tiles)), ("one row A2", few_programs(2, 1, tiles))]
+
+
+def for_shape(tiles: AttentionTiles, shape: Shape) -> AttentionTiles:
+    programs = -(-shape.beams * shape.heads // shape.kv_heads // tiles.rows) * shape.kv_heads * shape.users
+    return replace(tiles, splits=max(1, 132 // programs))
+
+
+def capture(calls: list[object]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    for call in calls:
+        call()  # type: ignore[operator]
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()  # type: ignore[operator]
+    return graph
+
+
+def replay_ms(graph: torch.cuda.CUDAGraph, calls: int, least_s: float) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    graph.replay()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    graph.replay()
+    torch.cuda.synchronize()
+    inner = max(1, int(least_s / max(1e-6, time.perf_counter() - begin)))
+    start.record()
+    for _ in range(inner):
+        graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) / inner / calls
+
+
+def measure(shape: Shape, names: list[str], seconds: float) -> tuple[dict[str, float], float]:
+    """Median milliseconds by candidate, and TFLOP/s of a matrix product in between."""
+    kv_bytes = 4 * shape.users * shape.context * shape.kv_heads * shape.dim
+    inputs = [
+        Inputs.random(shape, torch.bfloat16, s, ragged=False) for s in range(max(2, min(28, int(2.5e8 // kv_bytes))))
+    ]
+    graphs = {}
+    for name in names:
+        tiles = for_shape(CANDIDATES[name], shape)
+        graphs[name] = capture([lambda i=i, t=tiles: i.call(t) for i in inputs])
+    a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    matmul = capture([lambda: a @ b] * 8)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    product: list[float] = []
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds or len(product) < 3:
+        product.append(replay_ms(matmul, 8, 0.05))
+        for name, graph in graphs.items():
+            times[name].append(replay_ms(graph, len(inputs), 0.05))
+        names.append(names.pop(0))
+        graphs = {name: graphs[name] for name in names}
+    rate = 2 * 4096**3 / statistics.median(product) / 1e9
+    return {name: statistics.median(values) for name, values in times.items()}, rate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=35, help="time spent on timing, over all shapes")
+    parser.add_argument("--limit", type=float, default=60, help="seconds for compiling and checking")
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    jobs: dict[str, tuple[object, tuple[object, ...]]] = {name: (examine, (name,)) for name in CANDIDATES}
+    jobs["one row"] = (examine_one_row, ())
+    results, failures = run_isolated(jobs, timeout_s=args.limit)  # type: ignore[arg-type]
+    wrong = set(failures)
+    for name, reason in failures.items():
+        print(f"WRONG {name}: {reason}", flush=True)
+    for name, errors in results.items():
+        for case, error in errors:
+            if not error < TOLERANCE[torch.bfloat16]:
+                wrong.add(name)
+                print(f"WRONG {name} {case}: {error:.2e}", flush=True)
+        print(f"checked {name}: {len(errors)} cases, worst {max(e for _, e in errors):.1e}", flush=True)
+    print(f"checks took {time.perf_counter() - begin:.0f} s", flush=True)
+    names = [name for name in CANDIDATES if name not in wrong]
+    table, rates = [], []
+    for shape in TIMED:
+        times, rate = measure(shape, list(names), args.seconds / len(TIMED))
+        table.append((shape, times, folded_cudnn_ms(shape, 2)))
+        rates.append(rate)
+    print(f"{'ms':22s}" + "".join(f"{str(shape)[:14]:>15s}" for shape, _, _ in table))
+    for name in names:
+        print(f"{name:22s}" + "".join(f"{times[name]:15.4f}" for _, times, _ in table))
+    print(f"{'cuDNN, prompt only':22s}" + "".join(f"{folded:15.4f}" for _, _, folded in table))
+    print(f"{'product, TFLOP/s':22s}" + "".join(f"{rate:15.0f}" for rate in rates))
+    floors = [shape.flops / rate / 1e9 for (shape, _, _), rate in zip(table, rates, strict=True)]
+    print(f"{'floor at that rate':22s}" + "".join(f"{floor:15.4f}" for floor in floors))
+    print(f"wrong: {sorted(wrong) or 'none'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
