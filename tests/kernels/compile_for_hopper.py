@@ -64,7 +64,7 @@ def hopper():
         constants.update(ROWS=128, KEYS=128, STAGES=2)
         out = "*fp32" if splits > 1 else "*bf16"
         build(hopper_attention_kernel, constants, source=GluonASTSource, k_tiles=tile, v_tiles=tile, out=out)
-        constants.update(OWN=1, PINGPONG=True)
+        constants.update(OWN=1, PINGPONG=True, QUERY_REGISTERS=True)
         build(folded_attention_kernel, constants, source=GluonASTSource, k_tiles=tile, v_tiles=tile, out=out)
 
 

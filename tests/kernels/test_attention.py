@@ -64,6 +64,7 @@ def make(device, dtype, lengths, beams, own, kv_heads, group, dim, seed=0) -> Ca
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 SMALL = AttentionTiles(32, 32, 8, 2)
+TURNS = {"own_tile": True, "take_turns": True, "query_registers": True}
 SPLIT = AttentionTiles(64, 16, 8, 2, splits=3)
 
 
@@ -168,7 +169,7 @@ def test_few_programs_split_the_prompt():
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("dim", "group", "own"), [(128, 2, 2), (64, 1, 1), (128, 8, 0), (64, 4, 4), (128, 3, 3)])
-@pytest.mark.parametrize("schedule", [{}, {"own_tile": True}, {"own_tile": True, "take_turns": True}], ids=str)
+@pytest.mark.parametrize("schedule", [{}, {"own_tile": True}, TURNS], ids=str)
 def test_hopper_kernel(dim, group, own, splits, persistent, schedule):
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")

@@ -44,6 +44,7 @@ class AttentionTiles:
         own_tile: with ``hopper``: the rows' own tokens are a tile of keys for the tensor cores, instead of float32
             products before and after the loop.
         take_turns: with ``own_tile``: the two consumers issue their products in turn.
+        query_registers: with ``own_tile``: queries stay in registers instead of being read again for every tile.
     """
 
     rows: int = 64
@@ -55,6 +56,7 @@ class AttentionTiles:
     persistent: bool = True
     own_tile: bool = False
     take_turns: bool = False
+    query_registers: bool = False
 
 
 @triton.jit
@@ -319,6 +321,7 @@ def attend(
             programs=_multiprocessors(q.device) if tiles.persistent else 1 << 30,
             own_tile=tiles.own_tile,
             take_turns=tiles.take_turns,
+            query_registers=tiles.query_registers,
         )
         return
     users, beams, heads, dim = q.shape

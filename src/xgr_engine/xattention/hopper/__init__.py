@@ -47,14 +47,15 @@ def launch(
     programs: int,
     own_tile: bool = False,
     take_turns: bool = False,
+    query_registers: bool = False,
 ) -> None:
     """Start the kernel on the current stream.
 
     Args as :func:`xgr_engine.xattention.reference.beam_attention` but ``scale``, which is in base 2 (times log2(e)),
     and: ``out`` [U, R, Hq, D], or with a ``state`` [2, splits, U, R, Hq] float32 of its own (not ``out`` itself)
-    [splits, U, R, Hq, D]; tile sizes; ``programs`` at most, each walking over several work items; ``own_tile`` and
-    ``take_turns`` as in ``AttentionTiles``. Inputs whose rows do not start at multiples of 32 bytes never use
-    ``own_tile``: its copies move 16 bytes at a time.
+    [splits, U, R, Hq, D]; tile sizes; ``programs`` at most, each walking over several work items; ``own_tile``,
+    ``take_turns`` and ``query_registers`` as in ``AttentionTiles``. Inputs whose rows do not start
+    at multiples of 16 elements never use ``own_tile``: its copies move 16 bytes at a time.
     """
     users, beams, heads, dim = q.shape
     tokens, kv_heads, _ = prompt_k.shape
@@ -75,7 +76,7 @@ def launch(
     grid = (min(works, programs),)
     if own_tile and _rows_are_aligned(q, gen_k, gen_v, prompt_v):
         most_beams = rows // group if rows % group == 0 else (rows - 1) // group + 2
-        constants.update(OWN=-(-most_beams * own // keys), PINGPONG=take_turns)
+        constants.update(OWN=-(-most_beams * own // keys), PINGPONG=take_turns, QUERY_REGISTERS=query_registers)
         folded_attention_kernel[grid](*arguments, **constants, num_warps=4)
     else:
         hopper_attention_kernel[grid](*arguments, **constants, num_warps=4)
