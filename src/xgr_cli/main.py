@@ -36,6 +36,7 @@ COMMANDS: dict[str, _Entry] = {
     "convert": _Entry("convert", "convert", "Prepare"),
     "recommend": _Entry("recommend", "recommend", "Run"),
     "eval": _Entry("evaluate", "evaluate", "Run"),
+    "bench": _Entry("bench", "bench", "Run"),
     "inspect": _Entry("inspect", "inspect", "Look"),
     "doctor": _Entry("doctor", "doctor", "Look"),
 }
@@ -48,6 +49,7 @@ _HELP = """Batch recommendations from generative recommenders: semantic-ID beam 
   $ xgr convert checkpoint/ --vocab vocab --out model
   $ xgr recommend --in users.parquet --model model --vocab vocab --out recs --beam 512 --top-k 50
   $ xgr eval --recs recs --truth users.parquet --truth-col target
+  $ xgr bench --beam 512
   $ xgr inspect recs
 
 Settings: command line, then XGR_* variables, then xgr.toml, then defaults; --show-config tells which it was.

@@ -45,7 +45,7 @@ def _growth(record: Record) -> Iterable[Record]:
             paged = f"{growths['paged']:.2f} times" if "paged" in growths else _why_not(wide, "paged")
             yield {
                 "claim": f"latency from W 128 to 512, {context} tokens x {users} users, {model}",
-                "paper": "nearly flat against growing with W",
+                "paper": "",
                 "here": f"{growths['xgr']:.2f} times against {paged}",
                 "ratio": growths.get("paged", 0.0) / growths["xgr"] or None,
             }
@@ -53,7 +53,7 @@ def _growth(record: Record) -> Iterable[Record]:
 
 def _attention(record: Record) -> Iterable[Record]:
     for entry in record["attention"]:
-        if entry.get("status") == "ok":
+        if entry.get("status") == "ok" and entry["kernels"] == "triton":  # plain torch says nothing about kernels
             yield {
                 "claim": f"decode attention of a layer, {entry['context']} tokens x {entry['users']} users x "
                 f"W {entry['beam']}, {entry['model']}",

@@ -21,7 +21,6 @@ from xgr_engine.bench.parity import compare
 from xgr_engine.bench.timing import call_ms
 from xgr_engine.bench.weights import random_model
 from xgr_engine.bench.workloads import BenchModel, Workload, synthetic_catalog
-from xgr_engine.models.head import float32_matmul
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
 from xgr_engine.search.graphed import GraphedSearch, places_for
@@ -156,6 +155,11 @@ def head_only(setup: SearchSetup, hidden: Tensor) -> Tensor:
     return total
 
 
+def _logits(hidden: Tensor, head: Tensor) -> Tensor:
+    """float32 [N, V]."""
+    return torch.mm(hidden, head.T, out_dtype=torch.float32) if hidden.is_cuda else hidden.float() @ head.float().T
+
+
 class MaskedSearch:
     """Beam search as it is usually written: whole vocabulary, mask, top-k over everything."""
 
@@ -169,7 +173,7 @@ class MaskedSearch:
         total, head = hidden.new_zeros((), dtype=torch.float32), self._workload.model.head
         for depth in range(self._workload.catalog.trie.levels):
             rows = 1 if depth == 0 else self._workload.search.beam
-            total = total + torch.log_softmax(float32_matmul(hidden.repeat_interleave(rows, 0), head), -1)[0, 0]
+            total = total + torch.log_softmax(_logits(hidden.repeat_interleave(rows, 0), head), -1)[0, 0]
         return total
 
     def run(self, hidden: Tensor) -> Tensor:
@@ -182,7 +186,7 @@ class MaskedSearch:
             if depth:
                 embedded = model.decoder.embed[tokens[:, -1]]
                 hidden = model.decoder.ops.add_rms_norm(embedded, None, model.decoder.norm, model.spec.rms_eps)
-            log_p = torch.log_softmax(float32_matmul(hidden, model.head), -1)
+            log_p = torch.log_softmax(_logits(hidden, model.head), -1)
             total = (self._mask(tokens, log_p) + score[:, None]).view(users, -1)
             best, place = total.topk(min(width, total.shape[1]), 1)
             rows = len(tokens) // users

@@ -20,14 +20,17 @@ from xgr_engine.models.packing import PackedPrompts
 
 # First match wins; names of kernels (GPU) and operators (CPU) in lower case.
 _KINDS = (
-    ("attention", r"attention|flash|fmha|sdpa|softmax(?!.*log)|bmm|baddbmm"),
+    ("attention", r"attention|flash|fmha|sdpa|_softmax|::softmax|bmm"),
     (
         "selection",
-        r"topk|sort|select_kernel|shortlist|score_kernel|expand_kernel|searchsorted|cumsum|scatter|logsumexp",
+        r"topk|sort|select_kernel|shortlist|score_kernel|expand_kernel|searchsorted|cumsum|scatter|logsumexp|nonzero|masked_fill",
     ),
-    ("linear", r"gemm|cutlass|nvjet|xmma|splitk|::mm$|::addmm|::linear|matmul|aten::mm"),
+    ("linear", r"gemm|cutlass|nvjet|xmma|splitk|::mm$|::addmm|::linear|matmul"),
     ("copy", r"memcpy|memset|copy_|::to$|_to_copy|::fill_|pin_memory"),
-    ("elementwise", r"norm|silu|rope|elementwise|embedding|::mul|::add|rsqrt|::cat|index|gather|pow|mean|where|::sub"),
+    (
+        "elementwise",
+        r"norm|silu|rope|elementwise|embedding|::mul|::add|rsqrt|::cat|index|gather|pow|mean|where|::sub|sigmoid|clamp|square",
+    ),
 )
 _MAX_SPANS = 400  # rectangles of the timeline
 
@@ -89,7 +92,7 @@ def _synchronize(device: torch.device) -> None:
 def timeline(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
     """Profile one batch: spans by kind, each kind's share of the busy time, and how busy the device was.
 
-    On a GPU spans are kernels, on a CPU operators without operators inside.
+    On a GPU spans are kernels, on a CPU operators that no other operator called.
     """
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
@@ -103,7 +106,7 @@ def timeline(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
     spans = [
         Span(kind_of(event.name), float(event.time_range.start), float(event.time_range.end))
         for event in profiler.events()
-        if event.device_type == wanted and (on_gpu or not event.cpu_children) and _is_work(event.name)
+        if event.device_type == wanted and (on_gpu or event.cpu_parent is None) and _is_work(event.name)
     ]
     spans.sort(key=lambda span: span.start)
     if not spans:

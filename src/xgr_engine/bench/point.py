@@ -26,10 +26,11 @@ _DIFFERENT_BATCHES = 8  # prompts of timed rounds repeat after these
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds of latency samples a contender, and the most samples."""
+    """Seconds of latency samples a contender, the most samples, and when (monotonic clock) no other may begin."""
 
     seconds: float
     max_repeats: int
+    deadline: float = float("inf")
 
 
 @dataclass
@@ -90,6 +91,9 @@ class Row:
         try:
             contender = make_contender(name)
             found.what = contender.what
+            if self._ready and time.monotonic() > self.budget.deadline:
+                found.status, found.reason = "not run", "the time limit was over"
+                return
             if reason := contender.available(self.workload):
                 found.status, found.reason = "not run", reason
                 return
@@ -134,6 +138,7 @@ class Row:
         workload = self.workload
         started = time.perf_counter()
         device = workload.model.device
+        free_memory(device)
         with peak_memory(device) as whole:
             contender.prepare(workload)
         peaks: list[Peak] = []

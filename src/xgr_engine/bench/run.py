@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ class Bench:
         self.options = options
         self.device = device
         self.caller = caller
-        self._budget = Budget(options.budget_s, options.max_repeats)
         self._started = time.monotonic()
+        deadline = self._started + (options.time_limit_s or float("inf"))
+        self._budget = Budget(options.budget_s, options.max_repeats, deadline)
         self.record: Record = {
             "kind": KIND,
             "state": "running",
@@ -144,7 +146,7 @@ class Bench:
             self._part("ablations", lambda: self._ablations(chosen))
         if self.options.online:
             for beam in self.options.beams:
-                self._part(f"online, W {beam}", lambda beam=beam: self._online(subject, beam))
+                self._part(f"online, W {beam}", partial(self._online, subject, beam))
 
     def _load(self, name: str) -> Subject:
         options = self.options

@@ -1,0 +1,178 @@
+"""Measure speed and memory on this machine: the engine against others, answers compared first.
+
+Runs a named geometry with random weights, or a converted model with its vocabulary and real histories, against
+transformers and other ways to do the same search, all in one run. Every figure stands beside how far the answers
+agree with the definition; what is missing or runs out of memory is listed as such. docs/benchmarking.md explains
+every figure. xgr bench compare A.json B.json compares two results of --json or --out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from xgr_cli.bench_views import show_bench, show_comparison
+from xgr_cli.options import LogEvery, argument, option
+from xgr_cli.output import Output, jsonable
+from xgr_cli.progress import make_progress
+from xgr_engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from xgr_engine.bench.options import BenchOptions
+
+EXAMPLES = (
+    "xgr bench --beam 512",
+    "xgr bench --preset quick --html report.html",
+    "xgr bench --model model --vocab vocab --in users.parquet --beam 128,256,512",
+    "xgr bench --geometry qwen3-1.7b --items 1e6 --codes 8192x3 --context 1000 --users 8 --baselines hf,paged",
+    "xgr bench compare before.json after.json --fail-over 5%",
+)
+
+_WORK, _SEARCH, _MEASURE, _REPORT, _COMPARE = "Workload", "Search", "Measurement", "Report", "Compare"
+
+
+def bench(
+    output: Output,
+    action: Annotated[
+        list[str] | None,
+        argument(help="nothing, or: compare A.json B.json", metavar="ACTION", show_default=False),
+    ] = None,
+    preset: Annotated[
+        Literal["sid-gr", "xgr-paper", "static", "quick"] | None,
+        option("--preset", help="a known set of rows; other options change it", panel=_WORK),
+    ] = None,
+    geometry: Annotated[
+        str | None,
+        option("--geometry", help="model sizes for random weights: a,b", panel=_WORK, show_default="fits the machine"),
+    ] = None,
+    model: Annotated[
+        Path | None, option("--model", help="model directory of xgr convert", panel=_WORK, env="XGR_BENCH_MODEL")
+    ] = None,
+    vocab: Annotated[Path | None, option("--vocab", help="its vocabulary", panel=_WORK, env="XGR_BENCH_VOCAB")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        option("--in", help="users whose histories become the prompts", panel=_WORK, show_default="synthetic"),
+    ] = None,
+    history_col: Annotated[str, option("--history-col", help="list column of --in", panel=_WORK)] = "history",
+    history_format: Annotated[
+        Literal["items", "sids", "tokens", "prompt"],
+        option("--history-format", help="what the history column holds", panel=_WORK),
+    ] = "items",
+    items: Annotated[str | None, option("--items", help="items of the synthetic catalog: 1e6", panel=_WORK)] = None,
+    codes: Annotated[str | None, option("--codes", help="its code space", panel=_WORK, metavar="CODESxLEVELS")] = None,
+    context: Annotated[str | None, option("--context", help="prompt tokens: N,N,...", panel=_WORK)] = None,
+    shared_prefix: Annotated[
+        int, option("--shared-prefix", help="tokens that all prompts begin with", panel=_WORK, min=0)
+    ] = 0,
+    users: Annotated[str | None, option("--users", help="prompts a batch: N,N,...", panel=_WORK)] = None,
+    beam: Annotated[str | None, option("--beam", help="prefixes kept a level: N,N,...", panel=_SEARCH)] = None,
+    top_k: Annotated[
+        int | None,
+        option("--top-k", help="SIDs a user (K <= W)", panel=_SEARCH, min=1, show_default="50, in presets W"),
+    ] = None,
+    score_over: Annotated[
+        Literal["vocab", "level", "allowed"],
+        option("--score-over", help="what a level's softmax runs over", panel=_SEARCH),
+    ] = "vocab",
+    baselines: Annotated[
+        str | None,
+        option("--baselines", help="hf, hf-fast, paged, paper, cascade, flashrec, vllm, or none", panel=_MEASURE),
+    ] = None,
+    ablations: Annotated[
+        bool | None,
+        option("--ablations/--no-ablations", help="parts switched off one at a time", panel=_MEASURE),
+    ] = None,
+    online: Annotated[
+        bool | None,
+        option("--online/--no-online", help="highest Poisson rate whose P99 holds", panel=_MEASURE),
+    ] = None,
+    slo_ms: Annotated[float, option("--slo-ms", help="what that P99 must keep", panel=_MEASURE)] = 200.0,
+    budget: Annotated[
+        float | None, option("--budget", help="seconds of samples a contender and row", panel=_MEASURE)
+    ] = None,
+    time_limit: Annotated[
+        float | None, option("--time-limit", help="begin no further part after so many seconds", panel=_MEASURE)
+    ] = None,
+    seed: Annotated[int, option("--seed", help="of weights, catalog and prompts", panel=_MEASURE, min=0)] = 0,
+    device: Annotated[str, option("--device", help="auto, cpu, cuda or cuda:N", panel=_MEASURE)] = "auto",
+    threads: Annotated[int | None, option("--threads", help="CPU threads", panel=_MEASURE, min=1)] = None,
+    html: Annotated[Path | None, option("--html", help="write a report to open in a browser", panel=_REPORT)] = None,
+    out: Annotated[
+        Path | None,
+        option("--out", help="write the result as JSON, row by row", panel=_REPORT, env="XGR_BENCH_OUT"),
+    ] = None,
+    fail_over: Annotated[
+        str | None,
+        option("--fail-over", help="with compare: exit 1 where something got worse by more than this", panel=_COMPARE),
+    ] = None,
+    log_every: LogEvery = 60.0,
+) -> int | None:
+    """See the module."""
+    if action:
+        return _compare(output, action, fail_over)
+    if fail_over is not None:
+        raise UsageError("--fail-over belongs to xgr bench compare A.json B.json")
+    # the profiler of torch reports its start and end on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from xgr_engine.bench.choices import BenchWishes, choose_options, open_device
+    from xgr_engine.bench.record import write_record
+    from xgr_engine.bench.report.page import write_page
+    from xgr_engine.bench.run import BenchCaller, run_bench
+
+    place = open_device(device, threads, output.note)
+    options: BenchOptions = choose_options(
+        place,
+        BenchWishes(
+            preset=preset,
+            geometry=geometry,
+            model=None if model is None else str(model),
+            vocab=None if vocab is None else str(vocab),
+            inputs=tuple(inputs or ()),
+            history_col=history_col,
+            history_format=history_format,
+            items=items,
+            codes=codes,
+            context=context,
+            shared_prefix=shared_prefix,
+            users=users,
+            beam=beam,
+            top_k=top_k,
+            score_over=score_over,
+            baselines=baselines,
+            ablations=ablations,
+            online=online,
+            slo_ms=slo_ms,
+            budget_s=budget,
+            time_limit_s=time_limit,
+            seed=seed,
+        ),
+    )
+
+    def keep(record: dict[str, Any]) -> None:
+        if out is not None:
+            write_record(out, jsonable(record))
+
+    caller = BenchCaller(tuple(sys.argv[1:]), make_progress(output, log_every), output.note, keep)
+    record = run_bench(options, place, caller)
+    if html is not None:
+        write_page(html, record)
+        output.note(f"report: {html}")
+    for text in record["warnings"]:
+        output.warn(text)
+    output.result(record, lambda out: show_bench(out, record))
+    return None
+
+
+def _compare(output: Output, action: list[str], fail_over: str | None) -> int | None:
+    from xgr_engine.bench.compare import compare_files, parse_share
+
+    if len(action) != 3 or action[0] != "compare":
+        raise UsageError(
+            f"xgr bench {' '.join(action)}: not understood", hint="xgr bench compare A.json B.json [--fail-over 5%]"
+        )
+    limit = None if fail_over is None else parse_share(fail_over)
+    comparison = compare_files(Path(action[1]), Path(action[2]), limit)
+    output.result(comparison, lambda out: show_comparison(out, comparison))
+    return 1 if limit is not None and comparison["regressions"] else None

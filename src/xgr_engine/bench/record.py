@@ -1,0 +1,38 @@
+"""The result of a benchmark as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from xgr_engine.errors import InputError
+
+KIND = "bench"
+SCHEMA_VERSION = 1
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Replace ``path`` as a whole; a run that is stopped leaves what it had by then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **record}, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record that ``--json`` or ``--out`` wrote.
+
+    Raises:
+        InputError: no such file, no JSON, or not the record of a benchmark that this version reads.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as the result of a benchmark", why=str(error)) from error
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        raise InputError(f"{path}: is not the result of a benchmark", hint="give files of xgr bench --json or --out")
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"{path}: has schema version {record.get('schema_version')}, this xgr reads {SCHEMA_VERSION}")
+    return record
