@@ -64,7 +64,7 @@ def make(device, dtype, contexts, kv_heads, group, dim, block=16, seed=0) -> Cal
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize(
-    "tiles", [None, PagedTiles(32, 4, 2), PagedTiles(16, 2, 2, splits=3), PagedTiles(64, splits=2)]
+    "tiles", [None, PagedTiles(32, 4, 2), PagedTiles(16, 2, 2, splits=3), PagedTiles(64, 4, splits=2)]
 )
 @pytest.mark.parametrize(
     ("contexts", "kv_heads", "group", "dim", "block"),
@@ -133,6 +133,6 @@ def test_copies_only_the_filled_rows(device, implementation):
 
 def test_few_programs_split_the_context():
     assert choose_splits(2048, 8, 132) == 1
-    assert choose_splits(48, 8, 132) == 1
-    assert choose_splits(8, 8, 132) == 8
+    assert choose_splits(48, 8, 132) == 2
+    assert choose_splits(8, 8, 132) == 16
     assert choose_splits(1, 1, 132) == 16

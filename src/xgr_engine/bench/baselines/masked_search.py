@@ -20,8 +20,8 @@ from torch import Tensor
 from xgr_engine.bench.kernels import masks_reference
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
+from xgr_engine.kernels.linear import float32_product
 from xgr_engine.models.decoder_only import DecoderOnly
-from xgr_engine.models.head import float32_matmul
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
 from xgr_engine.search.device import DeviceSearch
@@ -147,7 +147,7 @@ class MaskedSearch(DeviceSearch):
         at_once = max(1, _CHUNK_BYTES // (4 * len(head.weight)))
         values, tokens = [], []
         for low in range(0, len(hidden), at_once):
-            logits = float32_matmul(hidden[low : low + at_once], head.weight)
+            logits = float32_product(hidden[low : low + at_once], head.weight)
             mask = forbidden if len(forbidden) == 1 else forbidden[low : low + len(logits)]
             if over == "vocab":
                 norm = torch.logsumexp(logits, 1, keepdim=True)
@@ -268,9 +268,6 @@ class MaskedRecommender(Recommender):
             return None
         return "not available: the paper's masks know SIDs of one depth only"
 
-    def reserve(self, tokens: int, users: int) -> None:
-        """As :meth:`Recommender.reserve`."""
-        if self._on_device and (self._lane is None or not self._lane.holds(tokens, users)):
-            self._lane = None  # free first
-            make_search: Any = partial(MaskedSearch, **self._search)
-            self._lane = Lane(self.setup, tokens, users, graphs=self._graphs, make_search=make_search)
+    def _new_lane(self, tokens: int, users: int, number: int) -> Lane:
+        make_search: Any = partial(MaskedSearch, **self._search)
+        return Lane(self.setup, tokens, users, graphs=self._graphs, number=number, make_search=make_search)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from xgr_engine.bench.workloads import Workload
 from xgr_engine.models.decoder_only import DecoderOnly, Rows
 from xgr_engine.recommender import Recommender
 from xgr_engine.xattention.cache import KVCache
+
+if TYPE_CHECKING:
+    from xgr_engine.bench.kernels.paged_triton import PagedTiles
 
 BLOCK = 16  # tokens a block: the least copying, and no slower than larger ones
 
@@ -63,16 +66,26 @@ class PagedDecoder(DecoderOnly):
         longest_prompt: tokens of the longest prompt; it decides how wide block tables are.
         reuse: a parent's first child takes over its tail. For a search that decodes all rows of a level at once, with
             SIDs of one depth. Otherwise each slot of the search has a tail of its own, which takes more memory.
+        tiles: of the Triton kernel; None: its default.
     """
 
-    def __init__(self, model: DecoderOnly, *, beam: int, generated: int, longest_prompt: int, reuse: bool) -> None:
+    def __init__(
+        self,
+        model: DecoderOnly,
+        *,
+        beam: int,
+        generated: int,
+        longest_prompt: int,
+        reuse: bool,
+        tiles: PagedTiles | None = None,
+    ) -> None:
         super().__init__(model.spec, model.embed, model.norm, model.layers, model.ops)
         self.ops = replace(model.ops, beam_attention=partial(self._attend, model.ops.beam_attention))
         self.beam = beam
         self.tail_rows = BLOCK - 1 + generated
         self.table_width = -(-(longest_prompt + generated) // BLOCK)
         self.reuse = reuse
-        self._kernels = _kernels(model)
+        self._paged_attention, self._copy_rows = _kernels(model, tiles)
 
     def new_cache(self, tokens: int, users: int, slots: int) -> PagedCache:
         """Room for ``users`` prompts of ``tokens`` tokens together; ``slots`` rows of all levels together a user."""
@@ -121,7 +134,7 @@ class PagedDecoder(DecoderOnly):
         filled = in_tail + generated - 1
         copied = torch.where(inherited | (own < 0), 0, filled)
         flat = (source.flatten(), target.flatten(), copied.flatten())
-        self._kernels.copy_rows(cache.prompt_k, cache.prompt_v, *flat, cache.tail_rows - 1)
+        self._copy_rows(cache.prompt_k, cache.prompt_v, *flat, cache.tail_rows - 1)
 
         block = torch.arange(self.table_width, device=own.device)
         whole = (length // BLOCK)[:, :, None]
@@ -154,18 +167,17 @@ class PagedDecoder(DecoderOnly):
         if tables.shape[2] == 0:
             return engine_attention(q, pool_k, pool_v, prompt_start, gen_k, gen_v, tables, scale)
         flat = tables.flatten(0, 1)
-        mixed: Tensor = self._kernels.paged_attention(
-            q.flatten(0, 1), pool_k, pool_v, flat[:, 0], flat[:, 1:], BLOCK, scale
-        )
-        return mixed.view(q.shape)
+        queries = q.flatten(0, 1)
+        return self._paged_attention(queries, pool_k, pool_v, flat[:, 0], flat[:, 1:], BLOCK, scale).view(q.shape)
 
 
-def _kernels(model: DecoderOnly) -> ModuleType:
+def _kernels(model: DecoderOnly, tiles: PagedTiles | None) -> tuple[Callable[..., Tensor], Callable[..., None]]:
+    """Attention and copy, of the model's implementation."""
     if model.ops.name != "triton":
-        return paged_reference
+        return paged_reference.paged_attention, paged_reference.copy_rows
     from xgr_engine.bench.kernels import paged_triton
 
-    return paged_triton
+    return partial(paged_triton.paged_attention, tiles=tiles), paged_triton.copy_rows
 
 
 def _last_present(slots: Tensor) -> Tensor:
@@ -193,14 +205,22 @@ def _assign_tails(parent: Tensor, parent_tail: Tensor, tails: int) -> tuple[Tens
 
 
 def paged_decoder(workload: Workload) -> PagedDecoder:
-    """The workload's model with paged attention."""
-    model, catalog = workload.model, workload.catalog
+    """The workload's model with paged attention; on a GPU with the tiles that are fastest there at its shape."""
+    model, catalog, spec = workload.model, workload.catalog, workload.model.spec
+    tiles = None
+    if model.device.type == "cuda":
+        from xgr_engine.bench.kernels.timing import DecodeShape, fastest_tiles
+
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        step = DecodeShape(workload.context, workload.users, workload.search.beam, 2, *heads, model.decoder.dtype)
+        tiles = fastest_tiles(step, model.device)
     return PagedDecoder(
         model.decoder,
         beam=workload.search.beam,
         generated=max(1, catalog.trie.levels - 1 + len(model.score_suffix)),
         longest_prompt=workload.context,
         reuse=catalog.uniform and model.decoder.ops.name == "triton",
+        tiles=tiles,
     )
 
 

@@ -32,26 +32,27 @@ class PagedTiles:
     Attributes:
         keys: tokens of a step, a multiple of 16; a step may span several blocks.
         warps, stages: Triton's ``num_warps`` and software-pipelining depth.
-        splits: programs that share a context.
+        splits: programs that share a context; None: as many as the shape needs.
     """
 
-    keys: int = 64
-    warps: int = 4
+    keys: int = 32
+    warps: int = 1
     stages: int = 3
-    splits: int = 1
+    splits: int | None = None
 
 
-# Worth timing on a new card; which is fastest depends on how its L2 cache and its copy engine overlap.
+# Worth timing on a new card. With one warp nothing has to be synchronised inside the loop, so that is the default.
 VARIANTS = (
-    PagedTiles(64, 4, 3),
-    PagedTiles(64, 4, 2),
-    PagedTiles(128, 4, 2),
-    PagedTiles(128, 4, 3),
-    PagedTiles(32, 2, 4),
-    PagedTiles(64, 2, 3),
     PagedTiles(32, 1, 3),
+    PagedTiles(32, 1, 4),
+    PagedTiles(16, 1, 4),
+    PagedTiles(32, 2, 3),
+    PagedTiles(64, 2, 3),
+    PagedTiles(64, 4, 3),
+    PagedTiles(64, 4, 4),
+    PagedTiles(128, 4, 3),
+    PagedTiles(32, 1, 1),
     PagedTiles(64, 4, 1),
-    PagedTiles(128, 8, 2),
 )
 
 
@@ -118,8 +119,8 @@ def paged_attention_kernel(
     pool_k += head * stride_head
     pool_v += head * stride_head
     token = tl.arange(0, KEYS)
+    row = tl.load(blocks + (low + token) // BLOCK, mask=low + token < high, other=0) + (low + token) % BLOCK
     for at in range(low, whole, KEYS):
-        row = tl.load(blocks + (at + token) // BLOCK) + (at + token) % BLOCK
         offset = row.to(tl.int64)[:, None] * stride_row + d[None, :]
         if BLOCK_D == D:
             k = tl.load(pool_k + offset)
@@ -127,10 +128,11 @@ def paged_attention_kernel(
         else:
             k = tl.load(pool_k + offset, mask=d_ok[None, :], other=0.0)
             v = tl.load(pool_v + offset, mask=d_ok[None, :], other=0.0)
+        ahead = at + KEYS + token  # the next step's rows, so that its loads need not wait for the table
+        row = tl.load(blocks + ahead // BLOCK, mask=ahead < high, other=0) + ahead % BLOCK
         m, total, acc = _fold(b_q, k, v, token >= 0, m, total, acc, scale, False)
     if whole < high:
         ok = whole + token < high
-        row = tl.load(blocks + (whole + token) // BLOCK, mask=ok, other=0) + (whole + token) % BLOCK
         offset = row.to(tl.int64)[:, None] * stride_row + d[None, :]
         mask = ok[:, None] & d_ok[None, :]
         k = tl.load(pool_k + offset, mask=mask, other=0.0)
@@ -153,8 +155,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def choose_splits(sequences: int, kv_heads: int, processors: int) -> int:
-    """Enough programs for four on each multiprocessor, at most 16 a context."""
-    return max(1, min(16, 4 * processors // (sequences * kv_heads)))
+    """Enough programs for eight on each multiprocessor, at most 16 a context."""
+    return max(1, min(16, 8 * processors // (sequences * kv_heads)))
 
 
 def paged_attention(
@@ -174,13 +176,12 @@ def paged_attention(
     """
     count, heads, dim = q.shape
     kv_heads = pool_k.shape[1]
-    if tiles is None:
-        keys = 64 if q.dtype != torch.float32 else 32
-        tiles = PagedTiles(keys, splits=choose_splits(count, kv_heads, _multiprocessors(q.device)))
+    tiles = tiles or PagedTiles()
     out = torch.empty_like(q)
     if out.numel() == 0:
         return out
-    lines, splits = count * heads, tiles.splits
+    splits = tiles.splits or choose_splits(count, kv_heads, _multiprocessors(q.device))
+    lines = count * heads
     target, state = out, out
     if splits > 1:
         target = torch.empty((splits, lines, dim), dtype=torch.float32, device=q.device)
@@ -219,14 +220,14 @@ def paged_attention(
 
 @triton.jit
 def copy_rows_kernel(
-    pool_k, pool_v, source, target, count, stride_layer, stride_row,
+    pool_k, pool_v, origins, goals, count, stride_layer, stride_row,
     LINE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0)
     layer = tl.program_id(1).to(tl.int64) * stride_layer
     rows = tl.load(count + n)
-    origin = layer + tl.load(source + n) * stride_row
-    goal = layer + tl.load(target + n) * stride_row
+    origin = layer + tl.load(origins + n) * stride_row
+    goal = layer + tl.load(goals + n) * stride_row
     for row in range(rows):
         for part in tl.static_range(0, LINE, TILE):
             e = part + tl.arange(0, TILE)
