@@ -67,3 +67,25 @@ def test_fixed_shapes_find_the_same(world: TinyWorld, unequal: bool, score_over:
     assert best(got, 3) == []
     allowed, read = device.candidates_read()
     assert 0 < read <= allowed
+
+
+def test_rows_of_one_user_are_stored_as_the_kernels_read_them(world: TinyWorld) -> None:
+    """Kernels read positions and slots as plain arrays; for one user a flattened expansion would have stride 0."""
+    catalog = TinyCatalog.of([(a, b, c) for a in range(4) for b in range(4) for c in range(2)])
+    setup = world.recommender(catalog, SearchOptions(beam=8, top_k=8)).setup
+    device = DeviceSearch(setup, users=1)
+    seen = []
+    decode = world.model.decode
+    world.model.decode = lambda rows, cache: seen.append(rows) or decode(rows, cache)  # type: ignore[method-assign]
+    try:
+        with torch.inference_mode():
+            pack = PackedPrompts.of(random_prompts(0, [5]), world.model.device)
+            cache = world.model.new_cache(pack.cache_tokens, 1, setup.slots)
+            nothing = torch.empty((1, 0), dtype=torch.int32)
+            hidden = world.model.prefill(pack, cache)
+            device.run(hidden, cache, DeadNodes((nothing,) * 3, nothing), torch.ones(1, dtype=torch.bool))
+    finally:
+        world.model.decode = decode  # type: ignore[method-assign]
+    assert len(seen) == 2
+    for rows in seen:
+        assert rows.position.is_contiguous() and rows.slots.is_contiguous() and rows.tokens.is_contiguous()

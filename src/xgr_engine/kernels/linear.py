@@ -27,12 +27,14 @@ def _onednn() -> Any:
 _PRODUCT = _onednn()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [N, K], weight [M, K], bias [M] -> [N, M], in the dtype of x; float32 stays IEEE float32."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x [N, K], weight [M, K], bias [M] -> [N, M] in the dtype of x, put into ``out`` if given; float32 stays IEEE."""
     if _PRODUCT is not None and x.dtype == torch.float32 and not x.is_cuda and len(x) > 1:
         result: Tensor = _PRODUCT(x, weight, bias, "none", [], "")
-        return result
-    return F.linear(x, weight, bias)
+        return result if out is None else out.copy_(result)
+    if out is None:
+        return F.linear(x, weight, bias)
+    return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
 
 
 def float32_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -35,10 +35,14 @@ def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: fl
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * _wide(weight)).to(residual.dtype)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """``silu(gate) * up`` (arXiv 2002.05202). gate_up [N, 2 * I] holds gate and up side by side; returns [N, I]."""
     gate, up = _wide(gate_up).chunk(2, dim=-1)
-    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+    return _result((gate * torch.sigmoid(gate)).mul_(up).to(gate_up.dtype), out)
+
+
+def _result(value: Tensor, out: Tensor | None) -> Tensor:
+    return value if out is None else out.copy_(value)
 
 
 def rope_and_store(
@@ -52,6 +56,7 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Norm of each q and k head, rotary embedding, and the write of k and v to the cache.
 
@@ -63,6 +68,7 @@ def rope_and_store(
         position: int [N] position of each row, below P.
         k_cache, v_cache: [M, Hkv, D]; row n is written to ``slot[n]``.
         slot: int [N] cache row of each row, pairwise distinct; -1 = do not store.
+        out: where to put the queries.
 
     Returns:
         [N, Hq, D] the queries, dtype of ``qkv``.
@@ -75,7 +81,7 @@ def rope_and_store(
     stored = slot >= 0
     k_cache[slot[stored].long()] = k[stored].to(k_cache.dtype)
     v_cache[slot[stored].long()] = v[stored].to(v_cache.dtype)
-    return q.to(qkv.dtype)
+    return _result(q.to(qkv.dtype), out)
 
 
 def vocabulary_logsumexp(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -72,11 +72,13 @@ def _silu_mul_kernel(gate_up, out, stride_row, I: tl.constexpr, BLOCK: tl.conste
     tl.store(out + row * I + i, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=ok)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """SwiGLU's gate; see :func:`xgr_engine.kernels.reference.silu_mul`."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     _require_rows("silu_mul", gate_up)
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if out is None:
+        out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    _require_result("silu_mul", out, (rows, width))
     if rows:
         block = min(2048, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
@@ -161,6 +163,7 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Head norms, rotary embedding and cache write; see :func:`xgr_engine.kernels.reference.rope_and_store`."""
     rows = len(qkv)
@@ -169,7 +172,10 @@ def rope_and_store(
     _require_rows("rope_and_store", qkv)
     if k_cache.stride() != v_cache.stride() or k_cache.stride(2) != 1:
         raise UsageError("rope_and_store: the caches of keys and values must have equal strides, last dimension 1")
-    q = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
+    if not (position.is_contiguous() and slot.is_contiguous() and len(position) == len(slot) == rows):
+        raise UsageError("rope_and_store: position and slot must be contiguous, one entry a row")
+    q = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device) if out is None else out
+    _require_result("rope_and_store", q, (rows, heads, dim))
     if rows:
         _rope_and_store_kernel[(rows,)](
             qkv,
@@ -350,3 +356,8 @@ def _fused_logsumexp(hidden: Tensor, weight: Tensor, out: Tensor) -> Tensor:
 def _require_rows(name: str, *tensors: Tensor) -> None:
     if any(t.dim() != 2 or t.stride(1) != 1 for t in tensors):
         raise UsageError(f"{name}: inputs must be matrices with contiguous rows")
+
+
+def _require_result(name: str, out: Tensor, shape: tuple[int, ...]) -> None:
+    if out.shape != shape or not out.is_contiguous():
+        raise UsageError(f"{name}: the result must be contiguous, of shape {shape}")

@@ -19,6 +19,10 @@ from xgr_engine.models.rotary import RotaryTable
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.xattention.cache import KVCache
 
+# Rows of a block: on a GPU 2048 rows fill its multiprocessors as well as 8000 do (8.76 ms for 28 layers of Qwen3-1.7B
+# against 34.8), and half of them put 25 MB of gate and up into a 60 MB cache.
+GPU_ROWS, CPU_ROWS = 2048, 256
+
 
 @dataclass(frozen=True)
 class LayerWeights:
@@ -75,6 +79,7 @@ class DecoderOnly:
         self.device = embed.device
         self.dtype = embed.dtype
         self.scale = float(spec.head_dim) ** -0.5
+        self._row_block = GPU_ROWS if embed.is_cuda else CPU_ROWS
         self._rotary = RotaryTable(spec.rope, spec.head_dim, spec.max_context, embed.device)
 
     def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
@@ -110,7 +115,7 @@ class DecoderOnly:
                 mixed = self._last_token_attention(q[pack.last], cache, index)
             else:
                 mixed = self.ops.prompt_attention(q, keys, values, pack.query_start, pack.key_start, self.scale)
-            delta = self._finish(layer, residual, mixed)
+            delta = self._feed_forward(layer, residual, mixed)
         return self.ops.add_rms_norm(residual, delta, self.norm, self.spec.rms_eps)
 
     def decode(self, rows: Rows, cache: KVCache) -> Tensor:
@@ -142,7 +147,7 @@ class DecoderOnly:
             ).flatten(0, 1)
             if rows.cells is not None:
                 mixed = mixed[rows.cells]
-            delta = self._finish(layer, residual, mixed)
+            delta = self._feed_forward(layer, residual, mixed)
         return self.ops.add_rms_norm(residual, delta, self.norm, self.spec.rms_eps)
 
     def _attention_input(
@@ -156,17 +161,43 @@ class DecoderOnly:
         slots: Tensor,
     ) -> Tensor:
         """Add the block before, norm, project, rotate; keys and values go to their slots. Returns q [N, Hq, D]."""
-        eps = self.spec.rms_eps
-        x = self.ops.add_rms_norm(residual, delta, layer.attn_norm, eps)
-        qkv = linear(x, layer.qkv, layer.qkv_bias)
-        cos, sin = self._rotary.cos, self._rotary.sin
-        return self.ops.rope_and_store(qkv, layer.q_norm, layer.k_norm, eps, cos, sin, position, keys, values, slots)
+        ops, spec = self.ops, self.spec
+        q = residual.new_empty(len(residual), spec.num_heads, spec.head_dim)
+        for rows in self._blocks(len(residual)):
+            block = None if delta is None else delta[rows]
+            x = ops.add_rms_norm(residual[rows], block, layer.attn_norm, spec.rms_eps)
+            ops.rope_and_store(
+                linear(x, layer.qkv, layer.qkv_bias),
+                layer.q_norm,
+                layer.k_norm,
+                spec.rms_eps,
+                self._rotary.cos,
+                self._rotary.sin,
+                position[rows],
+                keys,
+                values,
+                slots[rows],
+                out=q[rows],
+            )
+        return q
 
-    def _finish(self, layer: LayerWeights, residual: Tensor, mixed: Tensor) -> Tensor:
+    def _feed_forward(self, layer: LayerWeights, residual: Tensor, mixed: Tensor) -> Tensor:
         """Output projection and feed-forward half; what it returns is still to be added to the residual stream."""
-        attention = linear(mixed.flatten(1), layer.out, layer.out_bias)
-        x = self.ops.add_rms_norm(residual, attention, layer.mlp_norm, self.spec.rms_eps)
-        return linear(self.ops.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+        ops, width = self.ops, self.spec.intermediate_size
+        delta = torch.empty_like(residual)
+        for rows in self._blocks(len(residual)):
+            attention = linear(mixed[rows].flatten(1), layer.out, layer.out_bias)
+            x = ops.add_rms_norm(residual[rows], attention, layer.mlp_norm, self.spec.rms_eps)
+            inner = x.new_empty(len(x), width)
+            for half in self._blocks(len(x), 2):
+                ops.silu_mul(linear(x[half], layer.gate_up, layer.gate_up_bias), out=inner[half])
+            linear(inner, layer.down, layer.down_bias, out=delta[rows])
+        return delta
+
+    def _blocks(self, rows: int, parts: int = 1) -> list[slice]:
+        """Runs of rows that go through the row-wise steps together, so that what they pass on stays in the cache."""
+        size = self._row_block // parts
+        return [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
 
     def _last_token_attention(self, q: Tensor, cache: KVCache, index: int) -> Tensor:
         """Attention of each prompt's last token, q [U, Hq, D]: beam attention with one row and no generated token."""

@@ -74,7 +74,8 @@ class DeviceSearch:
         first_slot = torch.arange(users, device=beams.node.device)[:, None] * cache.slots
         return Rows(
             tokens=self.setup.head.level_tokens[depth - 1][beams.column].flatten(),
-            position=(cache.lengths[:users, None] + (depth - 1)).expand(users, rows).flatten(),
+            # of one user, flatten would return a view with stride 0
+            position=(cache.lengths[:users, None] + (depth - 1)).expand(users, rows).flatten().contiguous(),
             slots=(first_slot + beams.ancestors[:, :, -1]).flatten(),
             ancestors=beams.ancestors,
             cells=None,
