@@ -18,9 +18,9 @@ from xgr_engine.job.stop import Stop
 
 
 def histories(users: int, seed: int = 0) -> list[list[int]]:
-    """Up to 8 items a user."""
+    """3 to 8 items a user, so that no two are equal (equal prompts are computed once)."""
     rng = random.Random(seed)
-    return [[rng.randrange(100, 140) for _ in range(rng.randrange(1, 9))] for _ in range(users)]
+    return [[rng.randrange(100, 140) for _ in range(rng.randrange(3, 9))] for _ in range(users)]
 
 
 def write_users(path: Path, users: int, group: int, seed: int = 0, **given: Any) -> Path:
