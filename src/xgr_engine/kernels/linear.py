@@ -14,7 +14,7 @@ from torch import Tensor
 
 def _onednn() -> Any:
     """torch's oneDNN product with its dense arguments, or None where this build of torch has none."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
         product = torch.ops.mkldnn._linear_pointwise
