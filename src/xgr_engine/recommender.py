@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ from xgr_engine.models.head import Head
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.options import SearchOptions, UserRules
 from xgr_engine.search.host import HostSearch, SearchCounters
-from xgr_engine.search.lanes import Lane
+from xgr_engine.search.lanes import Clock, Lane, Lanes, Queued
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.xbeam.exclusions import Exclusions, find_dead_nodes
@@ -29,14 +31,42 @@ from xgr_engine.xbeam.state import upload_trie
 ROWS_AT_ONCE = 48
 
 
+# Batches that a GPU works on side by side.
+LANES = 2
+
+
+@dataclass(frozen=True)
+class ReadyBatch:
+    """A batch's inputs, on the device or on their way to it (``copied``, a GPU's event, says when they stand there)."""
+
+    exclusions: Exclusions
+    pack: PackedPrompts
+    dead: DeadNodes
+    copied: torch.cuda.Event | None = None
+
+
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch given to the device. Its result is on the way to the host; ``ready`` (a GPU's event) says when."""
+    """A batch given to the device. Its result is on the way to the host; ``queued`` (on a GPU) says when.
+
+    Attributes:
+        seconds: start and end of the computation, on a CPU.
+    """
 
     users: int
     exclusions: Exclusions
     outcome: Outcome
-    ready: torch.cuda.Event | None
+    queued: Queued | None = None
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a batch was computed, in seconds of ``time.perf_counter``, and in which lane; None on a CPU."""
+
+    start: float
+    end: float
+    lane: int | None
 
 
 class Recommender:
@@ -49,6 +79,9 @@ class Recommender:
         score_suffix: token ids that belong to every answer's score but to no SID (the model's score contract).
         rows_at_once: CPU only, see :class:`HostSearch`.
         graphs: GPU only: capture everything after the prefill in CUDA graphs.
+        lanes: GPU only: batches computed side by side, each in buffers of its own.
+
+    :meth:`prepare`, :meth:`launch` and :meth:`collect` may be called from different threads, :meth:`run` from several.
     """
 
     def __init__(
@@ -62,6 +95,7 @@ class Recommender:
         score_suffix: tuple[int, ...] = (),
         rows_at_once: int = ROWS_AT_ONCE,
         graphs: bool = True,
+        lanes: int = LANES,
     ) -> None:
         self.model = model
         self.trie = trie
@@ -73,7 +107,11 @@ class Recommender:
         self._on_device = model.ops.name == "triton"
         self._graphs = graphs
         self._host = HostSearch(self.setup, 0 if model.device.type == "cuda" else rows_at_once)
-        self._lane: Lane | None = None
+        self._lanes = Lanes(lanes, self._new_lane)
+        self._host_lock = threading.Lock()
+        gpu = model.device.type == "cuda"
+        self._uploads = torch.cuda.Stream(model.device) if gpu else None  # type: ignore[no-untyped-call]
+        self._clock = Clock(model.device) if gpu else None
 
     @property
     def implementation(self) -> str:
@@ -85,14 +123,22 @@ class Recommender:
         """What the host search has done so far."""
         return self._host.counters
 
+    @property
+    def _lane(self) -> Lane | None:
+        """The lane that batches run in when there is one at a time."""
+        return self._lanes.first
+
+    def _new_lane(self, tokens: int, users: int, number: int) -> Lane:
+        return Lane(self.setup, tokens, users, graphs=self._graphs, number=number)
+
     def reserve(self, tokens: int, users: int) -> None:
-        """GPU: buffers for batches of up to ``users`` prompts and ``tokens`` prompt tokens, allocated once.
+        """GPU: buffers for batches of up to ``users`` prompts and ``tokens`` prompt tokens, allocated once; the same
+        again when batches overlap for the first time.
 
         A larger batch makes them grow, which costs the graphs captured so far.
         """
-        if self._on_device and (self._lane is None or not self._lane.holds(tokens, users)):
-            self._lane = None  # free first
-            self._lane = Lane(self.setup, tokens, users, graphs=self._graphs)
+        if self._on_device:
+            self._lanes.reserve(tokens, users)
 
     def run(self, prompts: list[NDArray[np.int32]], excluded: Sequence[NDArray[np.int32] | UserRules]) -> BatchResult:
         """Recommend for a batch.
@@ -111,11 +157,21 @@ class Recommender:
         """
         return self.collect(self.submit(prompts, excluded))
 
-    @torch.inference_mode()
     def submit(
         self, prompts: list[NDArray[np.int32]], excluded: Sequence[NDArray[np.int32] | UserRules]
     ) -> PendingBatch:
-        """Start a batch; on a GPU this returns as soon as the work is queued. Args as in :meth:`run`."""
+        """:meth:`prepare` and :meth:`launch`."""
+        return self.launch(self.prepare(prompts, excluded))
+
+    @torch.inference_mode()
+    def prepare(
+        self, prompts: list[NDArray[np.int32]], excluded: Sequence[NDArray[np.int32] | UserRules]
+    ) -> ReadyBatch:
+        """Make a batch's inputs and, on a GPU, start their copies, beside whatever is computing. Args as :meth:`run`.
+
+        Raises:
+            InputError: as :meth:`run`.
+        """
         self._check_lengths(prompts)
         exclusions = find_dead_nodes(self.trie, excluded)
         dead = DeadNodes(
@@ -123,16 +179,33 @@ class Recommender:
             leaves=torch.from_numpy(exclusions.leaves),
             root=torch.from_numpy(exclusions.root),
         )
-        pack = PackedPrompts.of(prompts, self.model.device)
+        device = self.model.device
+        if self._uploads is None:
+            return ReadyBatch(exclusions, PackedPrompts.of(prompts, device), dead.to(device))
+        with torch.cuda.stream(self._uploads):
+            pack = PackedPrompts.of(prompts, device)
+            return ReadyBatch(exclusions, pack, dead.to(device), self._uploads.record_event())
+
+    @torch.inference_mode()
+    def launch(self, ready: ReadyBatch) -> PendingBatch:
+        """Start a batch; on a GPU this returns as soon as the work is queued, on a CPU when it is done."""
+        users = len(ready.pack.lengths)
         if self._on_device:
-            self.reserve(pack.cache_tokens, len(prompts))
-            assert self._lane is not None
-            outcome, ready = self._lane.run(pack, dead)
-        else:
-            cache = self.model.new_cache(pack.cache_tokens, len(prompts), self.setup.slots)
-            hidden = self.model.prefill(pack, cache)
-            outcome, ready = self._host.run(hidden, cache, dead.to(self.model.device)), None
-        return PendingBatch(len(prompts), exclusions, outcome, ready)
+            queued = self._lanes.run(ready.pack, ready.dead, ready.copied)
+            return PendingBatch(users, ready.exclusions, queued.outcome, queued)
+        if ready.copied is not None:
+            ready.copied.synchronize()
+        with self._host_lock:
+            start = time.perf_counter()
+            cache = self.model.new_cache(ready.pack.cache_tokens, users, self.setup.slots)
+            outcome = self._host.run(self.model.prefill(ready.pack, cache), cache, ready.dead)
+            return PendingBatch(users, ready.exclusions, outcome, None, (start, time.perf_counter()))
+
+    def span(self, batch: PendingBatch) -> Span:
+        """When the device worked on a batch that has been collected."""
+        if batch.queued is None or self._clock is None:
+            return Span(*batch.seconds, None)
+        return Span(self._clock.at(batch.queued.started), self._clock.at(batch.queued.ready), batch.queued.lane)
 
     def _check_lengths(self, prompts: list[NDArray[np.int32]]) -> None:
         room = self.model.spec.max_context - self.trie.levels - len(self.setup.score_suffix)
@@ -146,8 +219,8 @@ class Recommender:
 
     def collect(self, batch: PendingBatch) -> BatchResult:
         """Wait for a batch, and rank its items on the host. Raises as :meth:`run`."""
-        if batch.ready is not None:
-            batch.ready.synchronize()
+        if batch.queued is not None:
+            batch.queued.ready.synchronize()
         if not batch.outcome.finite:
             raise XgrError(
                 "the model produced a hidden state that is not a number",

@@ -118,9 +118,9 @@ def test_first_of_a_shared_sid_twice_is_a_duplicate(place: Place) -> None:
 
 def test_a_failed_audit_exits_1_and_leaves_no_success(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     class Planting(ShardWork):
-        def write(self, shard: Any, done: Any) -> None:
-            super().write(shard, done)
-            edit(place.out / f"{shard.name}.parquet", lambda rows: rows[0]["items"][0].update(item_id=7))
+        def write(self, piece: Any, *done: Any) -> None:
+            super().write(piece, *done)
+            edit(place.out / f"{piece.shard.name}.parquet", lambda rows: rows[0]["items"][0].update(item_id=7))
 
     monkeypatch.setattr(run_module, "ShardWork", Planting)
     report, _ = place.run(place.options(place.users([[100]])))

@@ -142,6 +142,7 @@ OTHER: dict[str, Any] = {
     "item_cols": ("title",),
     "layout": "long",
     "shard_rows": 10,
+    "partition_by": ("dt",),
     "device": "cpu",
     "threads": 1,
     "max_memory": 10**9,
@@ -157,6 +158,8 @@ OTHER: dict[str, Any] = {
     "operation.wait": 60.0,
     "operation.metrics_file": "xgr.prom",
     "operation.cache_dir": "cache",
+    "operation.trace": "trace.json",
+    "slo_ms": 50.0,
 }
 
 
@@ -181,6 +184,7 @@ def test_every_option_is_in_the_fingerprint_unless_named_as_harmless() -> None:
         "filters.allow_items", "filters.deny_items",
         "histories.paths", "model", "vocab", "out", "device", "threads", "max_memory", "max_rejects", "fresh",
         "operation.grace", "operation.wait", "operation.metrics_file", "operation.cache_dir",
+        "operation.trace", "slo_ms",
     } == NOT_IN_FINGERPRINT  # fmt: skip
 
 

@@ -221,7 +221,7 @@ def test_a_batch_that_raises_is_rejected_with_the_reason(place: Place) -> None:
 
 def test_on_error_fail_stops_and_leaves_no_success(place: Place) -> None:
     users = place.users([[100], [101]])
-    with pytest.raises(RuntimeError):
+    with pytest.raises(XgrError, match=r"users.parquet: row 0: the computation raised RuntimeError: a row that"):
         place.run(place.options(users, on_error="fail"), fails=lambda prompts: True)
     assert not (place.out / "_SUCCESS").exists() and place.manifest()["state"] == "failed"
     assert not list(place.out.glob("part-*"))

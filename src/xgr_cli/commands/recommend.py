@@ -121,6 +121,14 @@ def recommend(
         str | None, option("--item-cols", help="catalog columns beside each item: a,b", panel=_OUTPUT)
     ] = None,
     shard_rows: Annotated[int, option("--shard-rows", help="users a part file", panel=_OUTPUT, min=1)] = 16_384,
+    partition_by: Annotated[
+        str | None,
+        option(
+            "--partition-by",
+            help="divide the output into directories by these partition columns of the input: a,b",
+            panel=_OUTPUT,
+        ),
+    ] = None,
     fresh: Annotated[
         bool, option("--fresh", help="replace what xgr wrote to --out before; never other files", panel=_OUTPUT)
     ] = False,
@@ -140,6 +148,9 @@ def recommend(
         str | None,
         option("--max-memory", help="memory for a batch, weights not counted: 2GB", panel=_MACHINE),
     ] = None,
+    slo_ms: Annotated[
+        float | None, option("--slo-ms", help="close batches expected to take longer", panel=_MACHINE)
+    ] = None,
     grace: Annotated[
         str, option("--grace", help="time from a signal to the end; finished shards stay: 20s", panel=_OPERATION)
     ] = "20s",
@@ -152,6 +163,9 @@ def recommend(
     ] = None,
     cache_dir: Annotated[
         Path | None, option("--cache-dir", help="where compiled kernels are kept", panel=_OPERATION)
+    ] = None,
+    trace: Annotated[
+        Path | None, option("--trace", help="timeline of threads and GPU, Chrome trace format", panel=_OPERATION)
     ] = None,
     log_every: LogEvery = 60.0,
 ) -> int | None:
@@ -167,6 +181,7 @@ def recommend(
             wait=parse_duration("--wait", wait),
             metrics_file=str(metrics_file) if metrics_file else None,
             cache_dir=str(cache_dir) if cache_dir else None,
+            trace=str(trace) if trace else None,
         )
         options = RecommendOptions(
             histories=HistoryOptions(
@@ -198,9 +213,11 @@ def recommend(
             item_cols=_names(item_cols),
             layout=layout,
             shard_rows=shard_rows,
+            partition_by=_names(partition_by),
             device=device,
             threads=threads,
             max_memory=parse_memory(max_memory) if max_memory else None,
+            slo_ms=slo_ms,
             max_rejects=max_rejects,
             on_error=on_error,
             fresh=fresh,

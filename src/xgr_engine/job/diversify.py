@@ -10,7 +10,7 @@ value in common and are never skipped.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.filters import ItemFilters
 from xgr_engine.options import Exclusion, SearchOptions, UserRules
-from xgr_engine.xschedule.pipeline import BatchOutcome
+from xgr_engine.xschedule.engines import BatchOutcome, Engine
 
 IntArray = NDArray[np.int32]
 
@@ -34,13 +34,6 @@ class DiverseResult:
     short: NDArray[np.bool_]
 
 
-class RuledEngine(Protocol):
-    """``recommender.Recommender``, as far as it is needed here."""
-
-    def run(self, prompts: list[IntArray], excluded: list[Exclusion]) -> BatchOutcome: ...
-    def reserve(self, tokens: int, users: int) -> None: ...
-
-
 class DiverseEngine:
     """An engine whose lists hold at most ``most`` items of one value.
 
@@ -53,7 +46,7 @@ class DiverseEngine:
         passes: how often the search ran: for ``users`` in all ``searches`` times, ``longest`` times for one of them.
     """
 
-    def __init__(self, engine: RuledEngine, filters: ItemFilters, search: SearchOptions) -> None:
+    def __init__(self, engine: Engine, filters: ItemFilters, search: SearchOptions) -> None:
         assert filters.cap is not None and filters.capped is not None
         self.passes = {"users": 0, "searches": 0, "longest": 0}
         self._engine = engine

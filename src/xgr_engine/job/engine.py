@@ -11,8 +11,8 @@ from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import BackendUnavailableError, UsageError
 from xgr_engine.options import SearchOptions
 from xgr_engine.system import memory
+from xgr_engine.xschedule.engines import Engine
 from xgr_engine.xschedule.memory import CostModel, cost_model, default_budget, plan_limits
-from xgr_engine.xschedule.pipeline import Engine
 from xgr_engine.xschedule.scheduler import BatchLimits
 
 Note = Callable[[str], None]
@@ -177,6 +177,7 @@ def build_engine(
         model.table,
         search,
         score_suffix=model.contract.suffix_ids,
+        lanes=plan.limits.lanes,
     )
     description = {
         "device": weights.device.name,

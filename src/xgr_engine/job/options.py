@@ -36,6 +36,8 @@ NOT_IN_FINGERPRINT = frozenset(
         "operation.wait",
         "operation.metrics_file",
         "operation.cache_dir",
+        "operation.trace",
+        "slo_ms",
     }
 )
 
@@ -124,12 +126,14 @@ class OperationOptions:
         wait: seconds to wait for another run that holds the output; 0 gives up at once.
         metrics_file: Prometheus textfile written when the run ends, however it ends.
         cache_dir: where compiled kernels are kept.
+        trace: file for what every thread and lane did when, in the Chrome trace format.
     """
 
     grace: float = 20.0
     wait: float = 0.0
     metrics_file: str | None = None
     cache_dir: str | None = None
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         if self.grace < 0 or self.wait < 0:
@@ -144,9 +148,11 @@ class RecommendOptions:
         item_cols: catalog columns written beside each recommended item.
         layout: ``nested`` (one row a user) or ``long`` (one row a recommendation).
         shard_rows: users a part file.
+        partition_by: columns in the names of the input's directories by which the output is divided likewise.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads of the computation; None leaves torch's choice.
         max_memory: bytes that the computation may plan for (model weights not counted); None: from free memory.
+        slo_ms: batches are closed before they are expected to take longer; None: by capacity alone.
         max_rejects: a count (``100``) or a share (``1%``) of rows; more fail the run with exit code 3.
         on_error: a row that makes the engine raise: reject it, or fail the run.
         fresh: remove what an earlier run of xgr wrote into ``out``.
@@ -161,9 +167,11 @@ class RecommendOptions:
     item_cols: tuple[str, ...] = ()
     layout: Layout = "nested"
     shard_rows: int = 16_384
+    partition_by: tuple[str, ...] = ()
     device: str = "auto"
     threads: int | None = None
     max_memory: int | None = None
+    slo_ms: float | None = None
     max_rejects: str = "1%"
     on_error: Literal["reject", "fail"] = "reject"
     fresh: bool = False
@@ -175,6 +183,8 @@ class RecommendOptions:
         for name, value in (("--shard-rows", self.shard_rows), ("--threads", self.threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} {value}: must be at least 1")
+        if self.slo_ms is not None and not self.slo_ms > 0:
+            raise UsageError(f"--slo-ms {self.slo_ms:g}: must be above 0")
         max_rejects_of(self.max_rejects, 0)
         taken = {"item_id", "score", "sid"}
         if clash := sorted(taken.intersection(self.item_cols)):

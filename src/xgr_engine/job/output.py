@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import UsageError
 from xgr_engine.job.prompts import Prepared, Reject
-from xgr_engine.xschedule.pipeline import Ranked
+from xgr_engine.xschedule.results import Ranked
 
 NESTED_COLUMNS = ("items", "short")
 LONG_COLUMNS = ("row", "rank", "item_id", "score", "sid", "short")

@@ -16,7 +16,7 @@ from typing import Any
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
-from xgr_engine.errors import InputError, TooManyRejectsError, XgrError
+from xgr_engine.errors import InputError, OutputWriteError, TooManyRejectsError, XgrError
 from xgr_engine.job.audit import AuditError
 from xgr_engine.job.caches import use_caches
 from xgr_engine.job.diversify import capped_engine, search_for
@@ -32,6 +32,7 @@ from xgr_engine.job.engine import (
 )
 from xgr_engine.job.filters import ItemFilters, open_filters
 from xgr_engine.job.histories import HistoryResolver
+from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.inputs import Inputs, open_inputs
 from xgr_engine.job.lock import is_held
 from xgr_engine.job.manifest import SCHEMA_VERSION, fingerprint, fingerprint_fields, write_manifest
@@ -39,6 +40,7 @@ from xgr_engine.job.metrics_file import exit_code_of, reported, write_metrics
 from xgr_engine.job.options import RecommendOptions, max_rejects_of
 from xgr_engine.job.outdir import OutDir, check_apart
 from xgr_engine.job.output import ItemColumns, check_column_names
+from xgr_engine.job.partitions import check_partition_by, chosen, folder_of
 from xgr_engine.job.prompts import PromptMaker, make_prompt_maker
 from xgr_engine.job.record import (
     Subject,
@@ -50,11 +52,12 @@ from xgr_engine.job.record import (
     state_after,
 )
 from xgr_engine.job.resume import Earlier, look, unreadable_record
-from xgr_engine.job.shard_work import Finisher, ShardWork
-from xgr_engine.job.shards import Shard, plan_shards
+from xgr_engine.job.shard_work import Finisher, ReadyPiece, ShardWork
+from xgr_engine.job.shards import Piece, Shard, cut, plan_shards
 from xgr_engine.job.stop import Stop
 from xgr_engine.progress import NoProgress, ProgressSink
-from xgr_engine.xschedule.pipeline import Stages, run_stages
+from xgr_engine.xschedule.pipeline import Pipeline, Settings
+from xgr_engine.xschedule.trace import Trace
 
 Note = Callable[[str], None]
 
@@ -141,7 +144,7 @@ def open_job(options: RecommendOptions) -> OpenedJob:
     roots = [Path(path) for path in histories.paths if Path(path).exists()]
     check_apart(
         out.root,
-        [*roots, *(file.path for file in inputs.files)],
+        [*roots, *(file.path for file in inputs.files if isinstance(file.path, Path))],
         {"--model": Path(options.model), "--vocab": Path(options.vocab)},
     )
     check_column_names(inputs.schema.names, options.layout, options.item_cols)
@@ -149,11 +152,18 @@ def open_job(options: RecommendOptions) -> OpenedJob:
     model = load_model_dir(Path(options.model))
     model.table.bind(vocabulary.trie)
     ItemColumns.of(vocabulary, options.item_cols)
-    shards = plan_shards([file.groups for file in inputs.files], options.shard_rows, histories.limit)
+    shards = _plan_shards(options, inputs)
     filters = open_filters(options.filters, histories.match, vocabulary)
     fields = fingerprint_fields(options, inputs, model.fingerprint, vocabulary.content_hash) | filters.digests
     earlier = _look(options, out, fields, inputs, shards)
     return OpenedJob(options, inputs, vocabulary, model, shards, fields, out, earlier, filters)
+
+
+def _plan_shards(options: RecommendOptions, inputs: Inputs) -> list[Shard]:
+    partitions = [file.partition for file in inputs.files]
+    check_partition_by(options.partition_by, partitions, options.histories.user_col)
+    shards = plan_shards([file.groups for file in inputs.files], options.shard_rows, options.histories.limit)
+    return [replace(shard, folder=folder_of(chosen(partitions[shard.file], options.partition_by))) for shard in shards]
 
 
 def _look(
@@ -210,7 +220,7 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
         report = _run(options, caller, record)
     try:
         write_metrics(metrics, report.record, exit_code_of(report.failure))
-    except OSError as error:
+    except (OSError, OutputWriteError) as error:
         caller.note(f"--metrics-file {metrics} cannot be written: {error}")
     return report
 
@@ -268,7 +278,7 @@ def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: fl
     caller.stop.check()
     if job.options.fresh:
         job.out.clear()
-    job.out.create()
+    job.out.create(job.shards)
     job.out.sweep()
     write_manifest(job.out.manifest, record)
     with _recorded(job, caller, record, started):
@@ -289,7 +299,7 @@ def _recorded(job: OpenedJob, caller: Caller, record: dict[str, Any], started: f
         last["durations"]["total"] = time.monotonic() - started
         close_attempt(last, state_after(error), error)
         record.update(last)
-        with suppress(OSError):
+        with suppress(OSError, OutputWriteError):
             write_manifest(job.out.manifest, last)
 
     def last_words(error: BaseException) -> None:
@@ -320,26 +330,43 @@ def _compute(
         "xgr.vocab": job.vocabulary.content_hash,
     }
     columns = ItemColumns.of(job.vocabulary, job.options.item_cols)
-    work = ShardWork(job.options, job.inputs, job.out, maker, loaded, columns, metadata, caller.progress, caller.stop)
+    work = ShardWork(job.options, job.inputs, job.out, maker, columns, metadata, caller.progress, caller.stop)
+    pipeline = _pipeline(job.options, loaded, work)
     caller.progress.start(sum(shard.rows for shard in job.todo), "users")
     try:
         with caller.stop.finishing():
-            run_stages(_claimed(job.todo, caller.stop), Stages(work.read, work.prepare, work.compute, work.write))
+            pipeline.run(_claimed(job.todo, caller.stop))
         work.reader.check_unchanged()
     finally:
         caller.progress.finish()
+        pipeline.trace.write()
+        record["schedule"] = pipeline.summary.to_json()
         record["shards_finished"] = len(job.earlier.finished) + work.written
-        record["durations"].update(work.seconds)
+        record["durations"].update(work.seconds, compute=pipeline.summary.busy)
         record["memory"] = {"device_peak_bytes": device_peak_bytes(record["engine"].get("device", "cpu"))}
     return _unreadable(job, work, record) if work.unreadable else None
 
 
-def _claimed(todo: Sequence[Shard], stop: Stop) -> Iterator[Shard]:
+def _pipeline(
+    options: RecommendOptions, loaded: LoadedEngine, work: ShardWork
+) -> Pipeline[Piece, Rows | None, ReadyPiece]:
+    trace = options.operation.trace
+    settings = Settings(
+        reject_errors=options.on_error == "reject",
+        slo_seconds=None if options.slo_ms is None else options.slo_ms / 1e3,
+        on_rows=work.on_rows,
+        safe_point=work.safe_point,
+        trace=Trace(None if trace is None else Path(trace)),
+    )
+    return Pipeline(loaded.engine, loaded.limits, work.stages, settings)
+
+
+def _claimed(todo: Sequence[Shard], stop: Stop) -> Iterator[Piece]:
     """Nothing new is begun once the job was asked to stop."""
     for shard in todo:
         if stop.requested:
             return
-        yield shard
+        yield from cut(shard)
 
 
 def _unreadable(job: OpenedJob, work: ShardWork, record: dict[str, Any]) -> XgrError:

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import UnreadableRowsError
 from xgr_engine.job.audit import Audit, Auditor
 from xgr_engine.job.commit import commit
-from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.inputs import Inputs, RowReader
@@ -26,37 +26,53 @@ from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.output import ItemColumns, all_rejects, long_table, nested_table, rejects_table
 from xgr_engine.job.prompts import Prepared, PromptMaker
-from xgr_engine.job.shards import Shard
-from xgr_engine.job.stop import Stop, Stopped
+from xgr_engine.job.shards import Piece, Shard
+from xgr_engine.job.stop import Stop
+from xgr_engine.options import Exclusion
 from xgr_engine.progress import ProgressSink
-from xgr_engine.xschedule.pipeline import Ranked, compute_batches
+from xgr_engine.xschedule.engines import numbers
+from xgr_engine.xschedule.pipeline import Stages
+from xgr_engine.xschedule.results import Ranked
 
 _NOTES_KEY = b"xgr.notes"
 
 
 @dataclass(frozen=True)
-class ReadyShard:
-    """Input rows with their prompts."""
+class ReadyPiece:
+    """Input rows with their prompts. ``skipped``: its shard is not done this time."""
 
     copied: pa.Table
     prepared: Prepared
+    skipped: bool = False
+
+    @property
+    def prompts(self) -> Sequence[NDArray[np.int32]]:
+        return self.prepared.prompts
+
+    @property
+    def excluded(self) -> Sequence[Exclusion]:
+        return self.prepared.excluded
+
+    @property
+    def rows(self) -> int:
+        return self.prepared.length
 
 
-@dataclass(frozen=True)
-class DoneShard:
-    """Input rows with their results."""
+@dataclass
+class _Open:
+    """The shard that is being put together from its pieces."""
 
-    copied: pa.Table
-    prepared: Prepared
-    ranked: Ranked
-    batch_seconds: list[float]
+    tables: list[pa.Table] = field(default_factory=list)
+    rejects: list[pa.Table] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    batch_seconds: list[float] = field(default_factory=list)
 
 
 class ShardWork:
-    """The four stages of a shard, each free of the others' state.
+    """What the scheduler does with each piece of a shard; its threads call one method each.
 
-    A stage passes on None for a shard that is not done this time: its rows could not be read, or the job was asked to
-    stop. The shards around it go their way.
+    The shards around one whose rows could not be read go their way. Nothing of a shard is written before its last
+    piece is there.
 
     Attributes:
         seconds: time spent in each stage so far.
@@ -70,7 +86,6 @@ class ShardWork:
         inputs: Inputs,
         out: OutDir,
         maker: PromptMaker,
-        loaded: LoadedEngine,
         columns: ItemColumns,
         metadata: Mapping[str, str],
         progress: ProgressSink,
@@ -79,16 +94,23 @@ class ShardWork:
         self.reader = RowReader(inputs)
         self.unreadable: dict[int, str] = {}
         self.written = 0
-        self.seconds: dict[str, float] = {"read": 0.0, "prepare": 0.0, "compute": 0.0, "write": 0.0}
+        self.seconds: dict[str, float] = {"read": 0.0, "prepare": 0.0, "write": 0.0}
         self._options = options
         self._inputs = inputs
         self._out = out
         self._maker = maker
-        self._loaded = loaded
         self._columns = columns
         self._metadata = dict(metadata)
         self._progress = progress
         self._stop = stop
+        self._open = _Open()
+        self._current: Piece | None = None
+        self._pace = _Pace()
+
+    @property
+    def stages(self) -> Stages[Piece, Rows | None, ReadyPiece]:
+        """For the scheduler."""
+        return Stages(self.read, self.prepare, self.write, self._name_rows)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -98,14 +120,17 @@ class ShardWork:
         finally:
             self.seconds[stage] += time.monotonic() - started
 
-    def read(self, shard: Shard) -> Rows | None:
+    def read(self, piece: Piece) -> Rows | None:
         """
         Raises:
             HistoryError: the file is no longer the one that the run began with.
         """
+        shard = piece.shard
+        if shard.index in self.unreadable:
+            return None
         with self._timed("read"):
             try:
-                rows = self.reader.read(shard.file, shard.start, shard.stop)
+                rows = self.reader.read(shard.file, piece.start, piece.stop)
             except UnreadableRowsError as error:
                 if self._options.on_error == "fail":
                     raise
@@ -115,80 +140,88 @@ class ShardWork:
             self.reader.check_unchanged(shard.file)
             return rows
 
-    def prepare(self, shard: Shard, rows: Rows | None) -> ReadyShard | None:
-        if rows is None or self._stop.requested:
-            return None
+    def prepare(self, piece: Piece, rows: Rows | None) -> ReadyPiece:
+        """Prompts of the rows; none for a shard that is not done this time."""
+        if rows is None:
+            return ReadyPiece(pa.table({}), Prepared(0), skipped=True)
         with self._timed("prepare"):
-            place = f"{self._inputs.files[shard.file].path}: row {shard.start}"
-            return ReadyShard(rows.table, self._maker.prepare(rows, place))
+            place = f"{self._inputs.files[piece.shard.file].path}: row {piece.start}"
+            return ReadyPiece(rows.table, self._maker.prepare(rows, place))
 
-    def compute(self, shard: Shard, ready: ReadyShard | None) -> DoneShard | None:
-        if ready is None or self._stop.requested:
-            return None
-        prepared = ready.prepared
-        self._progress.advance(prepared.length - len(prepared.live))
-        pace = _Pace(len(prepared.live))
-
-        def on_batch(users: int) -> None:
-            left = pace.batch(users)
-            self._progress.advance(users)
-            self._stop.check(left)
-
-        with self._timed("compute"):
-            try:
-                ranked = compute_batches(
-                    self._loaded.engine,
-                    prepared.prompts,
-                    prepared.excluded,
-                    self._loaded.limits,
-                    reject_errors=self._options.on_error == "reject",
-                    on_batch=on_batch,
-                )
-            except Stopped:
-                return None
-        return DoneShard(ready.copied, prepared, ranked, pace.seconds)
-
-    def write(self, shard: Shard, done: DoneShard | None) -> None:
+    def write(self, piece: Piece, ready: ReadyPiece, ranked: Ranked) -> None:
         """First the rejects, then the part: a part that is there proves that its shard is complete."""
-        if done is None:
+        shard = piece.shard
+        if piece.start == shard.start:
+            self._open = _Open()
+        if ready.skipped or shard.index in self.unreadable:
             return
         with self._timed("write"):
-            self._write_rejects(shard, done)
-            if self._options.layout == "long":
-                table = long_table(done.copied, done.prepared, done.ranked, self._columns, shard.first_row)
-            else:
-                table = nested_table(done.copied, done.prepared, done.ranked, self._columns)
+            self._add(piece, ready, ranked)
+            if not piece.last:
+                return
+            done = self._open
+            notes = {
+                "counts": done.counts,
+                "batch_seconds": [round(seconds, 6) for seconds in done.batch_seconds],
+            }
+            rejects = pa.concat_tables(done.rejects)
+            metadata = {_NOTES_KEY: json.dumps(notes).encode()}
+            write_table(self._out.sidecar(shard), rejects.replace_schema_metadata(metadata))
+            # the names of directories say these
+            table = pa.concat_tables(done.tables).drop_columns(list(self._options.partition_by))
             write_table(self._out.part(shard), table.replace_schema_metadata(self._metadata))
         self.written += 1
 
-    def _write_rejects(self, shard: Shard, done: DoneShard) -> None:
-        rejects = all_rejects(done.prepared, done.ranked)
-        users = done.copied.column(self._options.histories.user_col)
-        table = rejects_table(rejects, str(self._inputs.files[shard.file].path), shard.start, users)
-        notes = {
-            "counts": done.prepared.counts + Counter(batches=done.ranked.batches),
-            "batch_seconds": [round(seconds, 6) for seconds in done.batch_seconds],
-        }
-        write_table(self._out.sidecar(shard), table.replace_schema_metadata({_NOTES_KEY: json.dumps(notes).encode()}))
+    def _add(self, piece: Piece, ready: ReadyPiece, ranked: Ranked) -> None:
+        rejects = all_rejects(ready.prepared, ranked)
+        users = ready.copied.column(self._options.histories.user_col)
+        file = str(self._inputs.files[piece.shard.file].path)
+        self._open.rejects.append(rejects_table(rejects, file, piece.start, users))
+        self._open.counts += ready.prepared.counts + Counter(batches=ranked.batches)
+        self._open.batch_seconds += ranked.batch_seconds
+        if self._options.layout == "long":
+            table = long_table(ready.copied, ready.prepared, ranked, self._columns, piece.first_row)
+        else:
+            table = nested_table(ready.copied, ready.prepared, ranked, self._columns)
+        self._open.tables.append(table)
+
+    def _name_rows(self, piece: Piece, ready: ReadyPiece, prompts: list[int]) -> str:
+        rows = [piece.start + ready.prepared.live[prompt] for prompt in prompts]
+        return f"{self._inputs.files[piece.shard.file].path}: row {numbers(rows)}"
+
+    # ---- in the job's thread ----------------------------------------------------------------------------------------
+
+    def on_rows(self, rows: int) -> None:
+        """So many further rows are done."""
+        self._pace.rows += rows
+        self._progress.advance(rows)
+
+    def safe_point(self, piece: Piece | None) -> None:
+        """Before each batch, with its piece, and while there is none to launch.
+
+        Raises:
+            Stopped: asked to stop, and the shard that has been begun cannot be finished in time, or is finished.
+        """
+        current, self._current = self._current, piece or self._current
+        if not self._stop.requested:
+            return
+        begun = current is not None and (piece is None or piece.shard == current.shard)
+        if current is None or not begun or (piece is None and current.last):
+            self._stop.check()
+            return
+        self._stop.check(self._pace.seconds_for(current.shard.stop - current.start))
 
 
 class _Pace:
-    """Seconds of a shard's batches, and how long the rest of it will take."""
+    """How long so many rows will take, from the rows done so far."""
 
-    def __init__(self, users: int) -> None:
-        self.seconds: list[float] = []
-        self._left = users
-        self._done = 0
-        self._started = self._last = time.monotonic()
+    def __init__(self) -> None:
+        self.rows = 0
+        self._started = time.monotonic()
 
-    def batch(self, users: int) -> float:
-        """A batch has ended; returns the seconds until the shard's last one will."""
-        now = time.monotonic()
-        self.seconds.append(now - self._last)
-        self._last = now
-        self._done += users
-        self._left -= users
-        return (now - self._started) / max(1, self._done) * self._left
+    def seconds_for(self, rows: int) -> float:
+        elapsed = time.monotonic() - self._started
+        return elapsed / self.rows * rows if self.rows else float("inf")
 
 
 def write_table(path: Path, table: pa.Table) -> None:

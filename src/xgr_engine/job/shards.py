@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Shard:
     Attributes:
         index, count: this shard's number and how many there are.
         first_row: place of its first row among the rows of all input files.
+        folder: of its part file below the output, empty for the output itself.
     """
 
     index: int
@@ -24,6 +26,7 @@ class Shard:
     start: int
     stop: int
     first_row: int
+    folder: str = ""
 
     @property
     def rows(self) -> int:
@@ -77,3 +80,38 @@ def _join_small(pieces: Iterable[int], most: int) -> Iterable[int]:
         held += rows
     if held:
         yield held
+
+
+# Rows that are read, planned and uploaded together: enough to sort by length, few enough that the first batch does not
+# wait for a whole shard. A constant, so that a shard done again is computed in the same batches.
+PIECE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows ``start:stop`` of the shard's input file: what is read, planned and handed on together."""
+
+    shard: Shard
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def first_row(self) -> int:
+        """Place of the first row among the rows of all input files."""
+        return self.shard.first_row + self.start - self.shard.start
+
+    @property
+    def last(self) -> bool:
+        """Whether the shard ends with it."""
+        return self.stop == self.shard.stop
+
+
+def cut(shard: Shard, most: int = PIECE_ROWS) -> list[Piece]:
+    """Pieces of a shard, of nearly equal size; one piece for a shard without rows."""
+    count = max(1, -(-shard.rows // most))
+    ends = [shard.start + shard.rows * number // count for number in range(count + 1)]
+    return [Piece(shard, start, stop) for start, stop in pairwise(ends)]

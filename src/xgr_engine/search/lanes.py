@@ -1,8 +1,15 @@
-"""A lane: the buffers one batch at a time runs in on a GPU, from packed prompts to a result on the host."""
+"""A lane: the buffers and the stream one batch at a time runs in on a GPU, from packed prompts to a result on the host.
+
+Work of a lane runs in the order it was queued, so a batch may be queued before the one ahead of it has ended; the
+result of each is copied to memory of its own. Two lanes work side by side over the same weights.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +18,16 @@ from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.search.device import DeviceSearch
 from xgr_engine.search.graphed import GraphedSearch, places_for
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A batch in a lane's stream; ``outcome`` is on the host once ``ready`` has happened."""
+
+    outcome: Outcome
+    started: torch.cuda.Event
+    ready: torch.cuda.Event
+    lane: int
 
 
 class Lane:
@@ -23,23 +40,125 @@ class Lane:
         users: int,
         *,
         graphs: bool,
+        number: int = 0,
         make_search: Callable[[SearchSetup, int], DeviceSearch] = DeviceSearch,
     ) -> None:
         self.model = setup.model
-        self.cache = self.model.new_cache(tokens, places_for(users), setup.slots)
-        self.search = GraphedSearch(setup, self.cache, capture=graphs, make_search=make_search)
+        self.number = number
+        self.stream = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self.stream):
+            self.cache = self.model.new_cache(tokens, places_for(users), setup.slots)
+            self.search = GraphedSearch(setup, self.cache, capture=graphs, make_search=make_search)
+        self._last: torch.cuda.Event | None = None
 
     def holds(self, tokens: int, users: int) -> bool:
         """Whether such a batch fits."""
         return tokens <= self.cache.tokens and users <= self.cache.users
 
-    def run(self, pack: PackedPrompts, dead: DeadNodes) -> tuple[Outcome, torch.cuda.Event]:
-        """Queue a batch; its result, copied to pinned host memory, stands when the event has happened."""
-        found = self.search.run(self.model.prefill(pack, self.cache), dead)
-        outcome = Outcome(*(_to_host(tensor) for tensor in (found.leaf, found.score, found.finite)))
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        return outcome, ready
+    @property
+    def idle(self) -> bool:
+        """Whether everything queued here has ended."""
+        return self._last is None or bool(self._last.query())  # type: ignore[no-untyped-call]
+
+    def run(self, pack: PackedPrompts, dead: DeadNodes, copied: torch.cuda.Event | None = None) -> Queued:
+        """Queue a batch behind ``copied``, the upload of its inputs."""
+        with torch.cuda.stream(self.stream):
+            if copied is not None:
+                self.stream.wait_event(copied)
+            for tensor in _inputs(pack, dead):
+                if tensor.is_cuda:  # made in the uploads' stream: its memory must outlast the work queued here
+                    tensor.record_stream(self.stream)
+            started = _event()
+            started.record()
+            found = self.search.run(self.model.prefill(pack, self.cache), dead)
+            outcome = Outcome(*(_to_host(tensor) for tensor in (found.leaf, found.score, found.finite)))
+            self._last = _event()
+            self._last.record()
+        return Queued(outcome, started, self._last, self.number)
+
+    def wait(self) -> None:
+        """Until everything queued here has ended."""
+        self.stream.synchronize()
+
+
+class Clock:
+    """Times of a device's events on the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            self._zero = _event()
+            self._zero.record()
+            self._zero.synchronize()
+        self._zero_at = time.perf_counter()
+
+    def at(self, event: torch.cuda.Event) -> float:
+        """Seconds of ``time.perf_counter`` at which an event that has happened did so."""
+        return self._zero_at + float(self._zero.elapsed_time(event)) / 1e3
+
+
+class Lanes:
+    """Up to ``most`` lanes, made when batches overlap for the first time.
+
+    Args:
+        make: (tokens, users, number) -> lane.
+    """
+
+    def __init__(self, most: int, make: Callable[[int, int, int], Lane]) -> None:
+        self._most = most
+        self._make = make
+        self._lanes: list[Lane] = []
+        self._turn = 0
+        self._lock = threading.Lock()
+
+    @property
+    def first(self) -> Lane | None:
+        """The lane that batches run in one after the other."""
+        return self._lanes[0] if self._lanes else None
+
+    def reserve(self, tokens: int, users: int) -> None:
+        """Make sure that the first lane holds such a batch."""
+        with self._lock:
+            self._sized(0, tokens, users)
+
+    def run(self, pack: PackedPrompts, dead: DeadNodes, copied: torch.cuda.Event | None) -> Queued:
+        """Queue a batch in an idle lane, or behind the batch that was queued first. Threads take turns."""
+        with self._lock:
+            lane = self._sized(self._next(), pack.cache_tokens, len(pack.lengths))
+            return lane.run(pack, dead, copied)
+
+    def _next(self) -> int:
+        for number, lane in enumerate(self._lanes):
+            if lane.idle:
+                return number
+        if len(self._lanes) < self._most:
+            return len(self._lanes)
+        self._turn = (self._turn + 1) % self._most
+        return self._turn
+
+    def _sized(self, number: int, tokens: int, users: int) -> Lane:
+        """The lane, made anew where it is too small: that costs the graphs captured so far."""
+        if number == len(self._lanes):
+            if number:  # as large as the first, which was made for the largest batch
+                tokens = max(tokens, self._lanes[0].cache.tokens)
+                users = max(users, self._lanes[0].cache.users)
+            self._lanes.append(self._make(tokens, users, number))
+        elif not self._lanes[number].holds(tokens, users):
+            old = self._lanes[number]
+            old.wait()
+            tokens, users = max(tokens, old.cache.tokens), max(users, old.cache.users)
+            del self._lanes[number:], old  # free first
+            self._lanes.append(self._make(tokens, users, number))
+        return self._lanes[number]
+
+
+def _inputs(pack: PackedPrompts, dead: DeadNodes) -> list[Tensor]:
+    values = (*vars(pack).values(), *dead.inner, dead.leaves, dead.root)
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _event() -> torch.cuda.Event:
+    # blocking: a thread that waits for a batch leaves its core to others
+    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

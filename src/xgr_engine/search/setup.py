@@ -49,9 +49,14 @@ class DeadNodes:
     root: Tensor | None = None
 
     def to(self, device: torch.device) -> DeadNodes:
-        """The same on ``device``."""
-        root = None if self.root is None else self.root.to(device)
-        return DeadNodes(tuple(table.to(device) for table in self.inner), self.leaves.to(device), root)
+        """The same on ``device``; from host to GPU without a wait for the copy."""
+
+        def move(table: Tensor) -> Tensor:
+            pin = device.type == "cuda" and not table.is_cuda
+            return table.pin_memory().to(device, non_blocking=True) if pin else table.to(device)
+
+        root = None if self.root is None else move(self.root)
+        return DeadNodes(tuple(move(table) for table in self.inner), move(self.leaves), root)
 
 
 @dataclass(frozen=True)

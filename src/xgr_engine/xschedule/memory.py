@@ -26,7 +26,7 @@ from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.options import SearchOptions
-from xgr_engine.xschedule.scheduler import BatchLimits
+from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
 # Share of the budget that the plan uses; the rest is for the allocator's fragments and what the model leaves out.
 _SAFETY = 0.8
@@ -37,14 +37,15 @@ _GPU_CAP = (131_072, 65_536)
 # On a CPU a fixed default budget, not what happens to be free, for the same reason.
 _CPU_BUDGET = 2 << 30
 _TYPICAL_PROMPT = 1024
-_LOGITS_CHUNK = (
-    256 << 20
-)  # kernels.reference.LOGITS_BYTES, which cannot be imported without torch; a test compares them
+# kernels.reference.LOGITS_BYTES, which cannot be imported without torch; a test compares them
+_LOGITS_CHUNK = 256 << 20
+# recommender.LANES: batches side by side on a GPU, each with its own share of the budget
+_LANES = 2
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Bytes of a batch; see the module."""
+    """Bytes of a batch; see the module. ``level_rows`` are the rows of one user, all levels together."""
 
     per_token: int
     per_row: int
@@ -52,6 +53,7 @@ class CostModel:
     rows_per_user: int
     logits_per_row: int = 0
     logits_cap: int = 0
+    level_rows: int = 1
 
     def of_batch(self, tokens: int, users: int) -> int:
         """Bytes of ``users`` users with ``tokens`` prompt tokens together."""
@@ -83,6 +85,7 @@ def cost_model(spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: 
         rows_per_user=max(widths, default=1),
         logits_per_row=8 * spec.vocab_size if whole_vocabulary else 0,
         logits_cap=2 * _LOGITS_CHUNK if whole_vocabulary else 0,
+        level_rows=1 + sum(widths[:-1]),
     )
 
 
@@ -90,7 +93,8 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) ->
     """Token and row budgets of a batch.
 
     Users take up to half of the budget without their prompts, and prompt tokens the rest, each up to a cap beyond which
-    larger batches bring nothing.
+    larger batches bring nothing. On a GPU the limits hold for each of two batches side by side (for one where memory is
+    too small for two users).
 
     Args:
         budget: bytes for a batch, weights not counted.
@@ -108,10 +112,14 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) ->
             why="the width is never lowered to fit memory",
             hint="give more with --max-memory, or ask for a smaller --beam",
         )
+    lanes = _LANES if gpu and _LANES * alone <= usable else 1
+    usable //= lanes
     cap_tokens, cap_rows = _GPU_CAP if gpu else _CPU_CAP
     users = max(1, cap_rows // cost.rows_per_user)
     while users > 1 and cost.of_batch(0, users) > usable // 2:
         users -= 1
+    if gpu:
+        users = filling(users)
     longest = min(longest_prompt, (usable - cost.of_batch(0, 1)) // cost.per_token)
     tokens = min((usable - cost.of_batch(0, users)) // cost.per_token, cap_tokens)
     return BatchLimits(
@@ -119,6 +127,9 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) ->
         rows=users * cost.rows_per_user,
         rows_per_user=cost.rows_per_user,
         longest_prompt=longest,
+        fixed_shapes=gpu,
+        level_rows=cost.level_rows,
+        lanes=lanes,
     )
 
 

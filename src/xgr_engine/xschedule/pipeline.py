@@ -1,143 +1,362 @@
-"""read -> prepare -> compute -> write, shard by shard. One after the other; each stage sees only its own input.
+"""read | tokenise | plan and upload | compute | fetch | write: a thread a step, bounded queues between them.
 
-A stage is a plain function from one value to the next, so that an overlapped pipeline needs no change in any of them.
+A *piece* is a run of input rows whose prompts are planned together; no batch holds rows of two pieces, and pieces are
+written in their order. Computing happens in the caller's thread; batches of the next piece follow those of this one
+without a gap, ``in_flight`` of them on the device at a time.
+
+When a step fails, it takes nothing more, everything ahead of it in the row is finished and written, and then the error
+is raised in the caller's thread: so what is written is always a run of whole pieces from the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xgr_engine.xschedule.scheduler import BatchLimits, plan_batches
+from xgr_engine.options import Exclusion
+from xgr_engine.xschedule.channel import CancelledError, Channel
+from xgr_engine.xschedule.engines import Engine, IntArray, StagedEngine, numbers
+from xgr_engine.xschedule.latency import LatencyModel
+from xgr_engine.xschedule.results import Ranked
+from xgr_engine.xschedule.scheduler import BatchLimits
+from xgr_engine.xschedule.trace import Trace
+from xgr_engine.xschedule.worker import IN_FLIGHT, BatchWorker, Flight, Halving, Window, clock
+
+
+class Prompts(Protocol):
+    """What a prepared piece gives to the engine."""
+
+    @property
+    def prompts(self) -> Sequence[IntArray]: ...
+    @property
+    def excluded(self) -> Sequence[Exclusion]: ...
+    @property
+    def rows(self) -> int:
+        """Input rows of the piece, those without a prompt included."""
+
 
 Work = TypeVar("Work")
 Read = TypeVar("Read")
-Ready = TypeVar("Ready")
-Done = TypeVar("Done")
-
-IntArray = NDArray[np.int32]
+Ready = TypeVar("Ready", bound=Prompts)
 
 
-class BatchOutcome(Protocol):
-    """``xbeam.ranking.BatchResult``: ranked items of the batch's users back to back."""
-
-    @property
-    def counts(self) -> IntArray: ...
-    @property
-    def item_rows(self) -> IntArray: ...
-    @property
-    def leaves(self) -> IntArray: ...
-    @property
-    def scores(self) -> NDArray[np.float32]: ...
-    @property
-    def short(self) -> NDArray[np.bool_]: ...
+def _nothing(work: object) -> None:
+    """No safe point wanted."""
 
 
-class Engine(Protocol):
-    """``recommender.Recommender``."""
-
-    def run(self, prompts: list[IntArray], excluded: list[IntArray]) -> BatchOutcome: ...
-    def reserve(self, tokens: int, users: int) -> None: ...
+def _name_prompts(work: object, ready: object, prompts: list[int]) -> str:
+    return f"{work}: prompt {numbers(prompts)}"
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """Results of n prompts in the order of the prompts.
+class Stages(Generic[Work, Read, Ready]):
+    """The steps of a piece that the scheduler does not know. Each runs in a thread of its own, in piece order.
 
     Attributes:
-        offsets: int64 [n + 1] into the arrays below; a failed prompt has no results.
-        item_rows: int32; leaves: int32; scores: float32, best first within a prompt.
-        short: bool [n].
-        failed: prompt -> (reason code, detail).
-        batches: how many were computed.
+        read: input rows; prepare: prompts and exclusions; write: results, in the order of ``prompts``.
+        name_rows: text that names some prompts of a piece (by number) in an error.
     """
-
-    offsets: NDArray[np.int64]
-    item_rows: IntArray
-    leaves: IntArray
-    scores: NDArray[np.float32]
-    short: NDArray[np.bool_]
-    failed: dict[int, tuple[str, str]] = field(default_factory=dict)
-    batches: int = 0
-
-
-@dataclass(frozen=True)
-class Stages(Generic[Work, Read, Ready, Done]):
-    """The four steps of a piece of work."""
 
     read: Callable[[Work], Read]
     prepare: Callable[[Work, Read], Ready]
-    compute: Callable[[Work, Ready], Done]
-    write: Callable[[Work, Done], None]
+    write: Callable[[Work, Ready, Ranked], None]
+    name_rows: Callable[[Work, Ready, list[int]], str] = _name_prompts
 
 
-def run_stages(pieces: Iterable[Work], stages: Stages[Work, Read, Ready, Done]) -> None:
-    """Takes each piece through all stages before the next one begins."""
-    for piece in pieces:
-        stages.write(piece, stages.compute(piece, stages.prepare(piece, stages.read(piece))))
+@dataclass(frozen=True)
+class Settings:
+    """How a pipeline runs.
+
+    Attributes:
+        reject_errors: a row that makes the engine raise becomes a fault of the row; else the run fails.
+        slo_seconds: batches are closed before they are expected to take longer; None: by capacity alone.
+        in_flight: batches on the device at a time; ahead: pieces that wait between two steps.
+        stop: once set, no further batch is launched; what is in flight is finished, and whole pieces are written.
+        on_rows: told, in the caller's thread, how many further rows are done.
+        safe_point: called in the caller's thread before each batch with its piece (None while there is nothing to
+            launch); what it raises ends the run as an error of a step does.
+    """
+
+    reject_errors: bool = True
+    slo_seconds: float | None = None
+    in_flight: int = IN_FLIGHT
+    ahead: int = 2
+    stop: threading.Event = field(default_factory=threading.Event)
+    on_rows: Callable[[int], None] = lambda rows: None
+    safe_point: Callable[[Any], None] = _nothing
+    trace: Trace = field(default_factory=Trace)
 
 
-def compute_batches(
-    engine: Engine,
-    prompts: Sequence[IntArray],
-    excluded: Sequence[IntArray],
-    limits: BatchLimits,
-    *,
-    reject_errors: bool,
-    on_batch: Callable[[int], None] = lambda users: None,
-) -> Ranked:
-    """Computes prompts in planned batches and puts the results back into the order of the prompts.
+@dataclass
+class Summary:
+    """What a pipeline did.
+
+    Attributes:
+        pieces: written; stopped: whether ``stop`` ended it before the last piece.
+        batches, repeats: batches computed, and prompts answered with the result of an equal one.
+        seconds: from the first read to the last write; starved: seconds in which the caller's thread had no batch.
+        batch_seconds: of each batch; halvings: every time memory was short; latency: the cost model's report.
+    """
+
+    pieces: int = 0
+    stopped: bool = False
+    batches: int = 0
+    repeats: int = 0
+    seconds: float = 0.0
+    starved: float = 0.0
+    batch_seconds: list[float] = field(default_factory=list)
+    halvings: list[Halving] = field(default_factory=list)
+    latency: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which there was something to compute."""
+        return max(0.0, self.seconds - self.starved)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        times = np.array(self.batch_seconds)
+        quantiles = {f"p{q}": round(float(np.percentile(times, q)), 6) for q in (50, 90, 99, 100)} if len(times) else {}
+        return {
+            "pieces": self.pieces,
+            "batches": self.batches,
+            "repeated_prompts": self.repeats,
+            "batch_seconds": quantiles,
+            "starved_seconds": round(self.starved, 3),
+            "out_of_memory": [vars(halving) for halving in self.halvings],
+            "latency": self.latency,
+        }
+
+
+@dataclass
+class _Piece(Generic[Work, Ready]):
+    work: Work
+    ready: Ready
+    window: Window
+
+
+@dataclass
+class _Step(Generic[Work, Ready]):
+    """A batch of a piece; without prompts where a piece has nothing to compute."""
+
+    piece: _Piece[Work, Ready]
+    flight: Flight
+
+
+class Pipeline(Generic[Work, Read, Ready]):
+    """Runs pieces through the stages; use once.
 
     Args:
-        reject_errors: a batch that raises fails its prompts; else the exception goes up.
-        on_batch: told the number of users after each batch.
+        limits: of a batch.
     """
-    plan = plan_batches([len(prompt) for prompt in prompts], limits)
-    failed = {
-        prompt: (
-            "too-much-memory",
-            f"{len(prompts[prompt])} prompt tokens, and memory was planned for {limits.longest_prompt}",
+
+    def __init__(
+        self,
+        engine: Engine | StagedEngine,
+        limits: BatchLimits,
+        stages: Stages[Work, Read, Ready],
+        settings: Settings | None = None,
+    ) -> None:
+        self._limits = limits
+        self._stages = stages
+        self._settings = settings or Settings()
+        self._trace = self._settings.trace
+        self._latency = LatencyModel(limits.level_rows)
+        self._worker = BatchWorker(
+            engine,
+            reject_errors=self._settings.reject_errors,
+            latency=self._latency,
+            trace=self._trace,
         )
-        for prompt in plan.too_long
-    }
-    done: list[tuple[NDArray[np.int64], BatchOutcome]] = []
-    for batch in plan.batches:
-        try:
-            outcome = engine.run([prompts[prompt] for prompt in batch], [excluded[prompt] for prompt in batch])
-            done.append((batch, outcome))
-        except Exception as error:
-            if not reject_errors:
-                raise
-            detail = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            failed.update((int(prompt), ("engine-error", detail)) for prompt in batch)
-        on_batch(len(batch))
-    return _in_order(len(prompts), done, failed, len(plan.batches))
+        self._finished: deque[int] = deque()
+        self._summary = Summary(batch_seconds=self._worker.batch_seconds, halvings=self._worker.halvings)
+        self._failure: BaseException | None = None
+        ahead = self._settings.ahead
+        self._rows: Channel[tuple[Work, Read]] = Channel(ahead)
+        self._prompts: Channel[tuple[Work, Ready]] = Channel(ahead)
+        self._batches: Channel[_Step[Work, Ready]] = Channel(self._settings.in_flight)
+        self._flying: Channel[_Step[Work, Ready]] = Channel(self._settings.in_flight)
+        self._results: Channel[tuple[Work, Ready, Ranked]] = Channel(ahead)
+
+    def run(self, pieces: Iterable[Work]) -> Summary:
+        """To the end, to a stop, or to an error.
+
+        Raises:
+            BaseException: the first error of any step, after everything before it was written.
+        """
+        start = clock()
+        rows, prompts, batches, flying, results = (
+            self._rows, self._prompts, self._batches, self._flying, self._results,
+        )  # fmt: skip
+        threads = [
+            self._thread("read", self._until_stopped(pieces), self._read, None, rows),
+            self._thread("tokenise", rows.take(), self._prepare, rows, prompts),
+            self._thread("plan and upload", prompts.take(), self._plan, prompts, batches),
+            self._thread("fetch", flying.take(), self._fetch, flying, results),
+            self._thread("write", results.take(), self._write, results, None),
+        ]
+        for thread in threads:
+            thread.start()
+        _serve(self._next_batches(), self._launch, batches, flying, self._note_failure)
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+                self._report()
+        self._report()
+        self._summary.seconds = clock() - start
+        self._summary.latency = self._latency.report()
+        if self._failure is not None:
+            raise self._failure
+        return self._summary
+
+    @property
+    def trace(self) -> Trace:
+        """Of the settings."""
+        return self._trace
+
+    @property
+    def summary(self) -> Summary:
+        """What was done so far; complete after :meth:`run`, also where that raised."""
+        return self._summary
+
+    def _thread(
+        self,
+        name: str,
+        source: Iterable[Any],
+        work: Callable[[Any], Iterable[Any]],
+        inbox: Channel[Any] | None,
+        outbox: Channel[Any] | None,
+    ) -> threading.Thread:
+        given = (source, work, inbox, outbox, self._note_failure)
+        # daemon: a second signal must be able to end the process at once
+        return threading.Thread(target=_serve, args=given, name=name, daemon=True)
+
+    def _note_failure(self, error: BaseException) -> None:
+        """From the last step that an error reaches."""
+        if self._failure is None:
+            self._failure = error
+
+    # ---- one step each ----------------------------------------------------------------------------------------------
+
+    def _until_stopped(self, pieces: Iterable[Work]) -> Iterator[Work]:
+        for piece in pieces:
+            if self._settings.stop.is_set():
+                self._summary.stopped = True
+                return
+            yield piece
+
+    def _read(self, work: Work) -> Iterator[tuple[Work, Read]]:
+        with self._trace.span("read"):
+            rows = self._stages.read(work)
+        yield work, rows
+
+    def _prepare(self, item: tuple[Work, Read]) -> Iterator[tuple[Work, Ready]]:
+        with self._trace.span("tokenise"):
+            ready = self._stages.prepare(*item)
+        yield item[0], ready
+
+    def _plan(self, item: tuple[Work, Ready]) -> Iterator[_Step[Work, Ready]]:
+        work, ready = item
+        with self._trace.span("plan"):
+            name = partial(self._stages.name_rows, work, ready)
+            window = Window(ready.prompts, ready.excluded, self._limits, name)
+        piece = _Piece(work, ready, window)
+        if window.complete:
+            yield _Step(piece, Flight(window.nothing()))
+        slo = self._settings.slo_seconds
+        for batch in window.batches(self._latency.predict, np.inf if slo is None else slo):
+            yield _Step(piece, self._worker.prepare(batch))
+
+    def _next_batches(self) -> Iterator[_Step[Work, Ready]]:
+        """Batches until the end or a stop, and the time spent waiting for them."""
+        waiting = clock()
+        for step in self._batches.take(self._idle):
+            self._summary.starved += clock() - waiting
+            if self._settings.stop.is_set():
+                self._summary.stopped = True
+                return
+            self._settings.safe_point(step.piece.work)
+            yield step
+            waiting = clock()
+
+    def _launch(self, step: _Step[Work, Ready]) -> Iterator[_Step[Work, Ready]]:
+        self._flying.wait_for_room(self._report)
+        self._worker.launch(step.flight)
+        yield step
+        self._report()
+        if step.flight.error is not None:
+            # memory may be short: nothing else is launched while the batch is tried again in halves
+            self._flying.wait_until_empty(self._report)
+
+    def _fetch(self, step: _Step[Work, Ready]) -> Iterator[tuple[Work, Ready, Ranked]]:
+        window = step.piece.window
+        settled = self._worker.settle(step.flight)
+        if step.flight.batch.users:
+            window.add(settled)
+            self._summary.batches += 1
+            self._finished.append(step.flight.batch.users)
+        if window.complete:
+            ranked = window.ranked()
+            self._summary.repeats += ranked.repeats
+            self._finished.append(step.piece.ready.rows - window.planned)
+            yield step.piece.work, step.piece.ready, ranked
+
+    def _write(self, item: tuple[Work, Ready, Ranked]) -> Iterator[None]:
+        with self._trace.span("write"):
+            self._stages.write(*item)
+        self._summary.pieces += 1
+        return iter(())
+
+    # ---- in the caller's thread -------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        while self._finished:
+            self._settings.on_rows(self._finished.popleft())
+
+    def _idle(self) -> None:
+        self._report()
+        self._settings.safe_point(None)
 
 
-def _in_order(
-    total: int,
-    done: list[tuple[NDArray[np.int64], BatchOutcome]],
-    failed: dict[int, tuple[str, str]],
-    batches: int,
-) -> Ranked:
-    counts = np.zeros(total, np.int64)
-    short = np.zeros(total, np.bool_)
-    for batch, outcome in done:
-        counts[batch] = outcome.counts
-        short[batch] = outcome.short
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    item_rows = np.empty(offsets[-1], np.int32)
-    leaves = np.empty(offsets[-1], np.int32)
-    scores = np.empty(offsets[-1], np.float32)
-    for batch, outcome in done:
-        size = outcome.counts.astype(np.int64)
-        own_start = np.cumsum(size) - size
-        places = np.repeat(offsets[batch] - own_start, size) + np.arange(size.sum())
-        item_rows[places] = outcome.item_rows
-        leaves[places] = outcome.leaves
-        scores[places] = outcome.scores
-    return Ranked(offsets, item_rows, leaves, scores, short, failed, batches)
+def _serve(
+    source: Iterable[Any],
+    work: Callable[[Any], Iterable[Any]],
+    inbox: Channel[Any] | None,
+    outbox: Channel[Any] | None,
+    fail: Callable[[BaseException], None],
+) -> None:
+    """One step, to the end of its source. An error goes down the row behind everything that came before it; whoever is
+    further up finds that nothing more is taken."""
+    error: BaseException | None = None
+    try:
+        for item in source:
+            for result in work(item):
+                if outbox is not None:
+                    outbox.put(result)
+    except CancelledError:
+        pass  # the error that made somebody further down give up is on its way
+    except BaseException as problem:
+        error = problem
+    if inbox is not None:
+        inbox.cancel()
+    if outbox is not None:
+        outbox.close(error)
+    elif error is not None:
+        fail(error)
+
+
+def run_stages(
+    pieces: Iterable[Work],
+    stages: Stages[Work, Read, Ready],
+    engine: Engine | StagedEngine,
+    limits: BatchLimits,
+    settings: Settings | None = None,
+) -> Summary:
+    """:class:`Pipeline` over ``pieces``."""
+    return Pipeline(engine, limits, stages, settings).run(pieces)

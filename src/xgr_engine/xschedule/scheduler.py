@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Seconds that batches are expected to take: (tokens [n], users [n]) -> [n]; see xschedule.latency.
+Predict = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64] | None]
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,19 @@ class BatchLimits:
         rows: beam rows of all users together.
         rows_per_user: beam rows of one user at the widest level; never lowered to fit.
         longest_prompt: prompts above it cannot be computed even alone.
+        fixed_shapes: the engine runs in captured shapes of a few user counts (:func:`filling`) over a cache of
+            ``tokens`` that also holds once what all prompts of a batch begin with. Batches are made to fit both.
+        level_rows: beam rows of one user, all levels together: what the time of a batch grows with.
+        lanes: batches side by side on the device; the limits hold for each.
     """
 
     tokens: int
     rows: int
     rows_per_user: int
     longest_prompt: int
+    fixed_shapes: bool = False
+    level_rows: int = 1
+    lanes: int = 1
 
     @property
     def users(self) -> int:
@@ -33,7 +43,7 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batches of a shard.
+    """Batches of a window.
 
     Attributes:
         batches: int64 arrays of prompt numbers; every prompt stands in exactly one batch or in ``too_long``.
@@ -44,6 +54,64 @@ class BatchPlan:
     too_long: list[int]
 
 
+def filling(users: int) -> int:
+    """The most users, up to ``users``, that leave no place of a captured shape empty: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    power = 1 << (users.bit_length() - 1)
+    return power * 3 // 2 if power >= 2 and users >= power * 3 // 2 else power
+
+
+def split_too_long(lengths: NDArray[np.int64], limits: BatchLimits) -> tuple[NDArray[np.int64], list[int]]:
+    """Prompt numbers that can be computed, longest first, and those above ``longest_prompt``, ascending."""
+    order = np.argsort(-lengths, kind="stable")
+    above = int((lengths > limits.longest_prompt).sum())
+    return order[above:], sorted(order[:above].tolist())
+
+
+def form_batches(
+    order: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    limits: BatchLimits,
+    predict: Predict | None = None,
+    seconds: float = np.inf,
+) -> Iterator[NDArray[np.int64]]:
+    """Cuts ``order`` into batches, closing each by capacity or by predicted time, whichever comes first.
+
+    A batch is cut when it is asked for, with what ``predict`` knows by then. One prompt is always allowed.
+    """
+    first = 0
+    while first < len(order):
+        candidates = lengths[order[first : first + limits.users]]
+        first_next = first + batch_size(candidates, len(order) - first, limits, predict, seconds)
+        yield order[first:first_next]
+        first = first_next
+
+
+def batch_size(
+    lengths: NDArray[np.int64],
+    waiting: int,
+    limits: BatchLimits,
+    predict: Predict | None = None,
+    seconds: float = np.inf,
+) -> int:
+    """How many of the prompts, from the first on, form the next batch.
+
+    Args:
+        lengths: of the next prompts, at least one; waiting: prompts that are there in all.
+    """
+    lengths = lengths[: limits.users]
+    tokens = np.cumsum(lengths)
+    # What all prompts of a batch begin with is shorter than the shortest of them.
+    taken = tokens + (np.minimum.accumulate(lengths) if limits.fixed_shapes else 0)
+    size = int((taken <= limits.tokens).cumprod().sum())
+    if predict is not None and np.isfinite(seconds):
+        expected = predict(tokens, np.arange(1, len(tokens) + 1))
+        if expected is not None:
+            size = min(size, int((expected <= seconds).cumprod().sum()))
+    # a single prompt above the token limit, but not above longest_prompt, is a batch of its own
+    size = max(1, size)
+    return filling(size) if limits.fixed_shapes and size < waiting else size
+
+
 def plan_batches(prompt_lengths: Sequence[int], limits: BatchLimits) -> BatchPlan:
     """Sorts by length, longest first, and fills batches up to the limits.
 
@@ -51,14 +119,5 @@ def plan_batches(prompt_lengths: Sequence[int], limits: BatchLimits) -> BatchPla
     The plan depends on nothing but the arguments, so a shard done again is computed in the same batches.
     """
     lengths = np.asarray(prompt_lengths, np.int64)
-    order = np.argsort(-lengths, kind="stable")
-    batches: list[NDArray[np.int64]] = []
-    too_long = [int(prompt) for prompt in order if lengths[prompt] > limits.longest_prompt]
-    first = len(too_long)
-    while first < len(order):
-        tokens = np.cumsum(lengths[order[first : first + limits.users]])
-        # a single prompt above the token limit, but not above longest_prompt, is a batch of its own
-        size = max(1, int(np.searchsorted(tokens, limits.tokens, side="right")))
-        batches.append(order[first : first + size])
-        first += size
-    return BatchPlan(batches, sorted(too_long))
+    order, too_long = split_too_long(lengths, limits)
+    return BatchPlan(list(form_batches(order, lengths, limits)), too_long)

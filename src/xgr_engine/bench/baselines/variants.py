@@ -11,7 +11,7 @@ import torch
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.workloads import Batch, Workload
 from xgr_engine.models.packing import PackedPrompts
-from xgr_engine.recommender import PendingBatch, Recommender
+from xgr_engine.recommender import PendingBatch, ReadyBatch, Recommender
 from xgr_engine.search.setup import DeadNodes
 from xgr_engine.xbeam.exclusions import find_dead_nodes
 
@@ -104,14 +104,7 @@ class NoSharedPrefix(Xgr):
         )
         model = recommender.model
         pack = pack_apart(batch, model.device)
-        if recommender._on_device:
-            recommender.reserve(pack.cache_tokens, len(prompts))
-            assert recommender._lane is not None
-            outcome, ready = recommender._lane.run(pack, dead)
-            return PendingBatch(len(prompts), exclusions, outcome, ready)
-        cache = model.new_cache(pack.cache_tokens, len(prompts), recommender.setup.slots)
-        outcome = recommender._host.run(model.prefill(pack, cache), cache, dead.to(model.device))
-        return PendingBatch(len(prompts), exclusions, outcome, None)
+        return recommender.launch(ReadyBatch(exclusions, pack, dead.to(model.device)))
 
 
 def pack_apart(batch: Batch, device: torch.device) -> PackedPrompts:

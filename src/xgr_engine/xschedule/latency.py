@@ -1,0 +1,111 @@
+"""How long a batch will take: a cost model fitted, batch by batch, to what was measured.
+
+``seconds = a + b * prompt tokens + c * beam rows of all levels``, with a, b, c >= 0. Rows of all levels are
+``users * rows``, where ``rows`` sums the beam rows of one user over the levels; attention of the rows over the prompts
+grows with rows * tokens of the users and so with the tokens. Residuals are weighed relative to the measured time, and
+older batches fade, so that the model follows the machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FADE = 0.98  # weight of a batch relative to the one after it: about the last fifty count
+_ENOUGH = 3  # batches before anything is predicted
+_RIDGE = 1e-6
+_KEPT = 10_000  # errors kept for the report
+
+
+class LatencyModel:
+    """Learns from :meth:`observe`, answers :meth:`predict`. Safe to use from several threads.
+
+    Args:
+        rows_per_user: beam rows of one user, summed over the levels.
+    """
+
+    def __init__(self, rows_per_user: int = 1) -> None:
+        self._rows = rows_per_user
+        self._lock = threading.Lock()
+        self._normal = np.zeros((3, 3))
+        self._right = np.zeros(3)
+        self._scale = np.ones(3)
+        self._weights = np.zeros(3)
+        self._errors: list[float] = []
+        self.observed = 0
+
+    def predict(self, tokens: NDArray[np.int64], users: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Seconds for batches of ``tokens`` [n] prompt tokens and ``users`` [n]; None before enough was measured."""
+        with self._lock:
+            if self.observed < _ENOUGH:
+                return None
+            weights = self._weights
+        ones = np.ones(len(tokens))
+        seconds: NDArray[np.float64] = np.stack([ones, tokens, users * float(self._rows)], axis=1) @ weights
+        return seconds
+
+    def predict_one(self, tokens: int, users: int) -> float | None:
+        """:meth:`predict` of one batch."""
+        found = self.predict(np.array([tokens]), np.array([users]))
+        return None if found is None else float(found[0])
+
+    def observe(self, tokens: int, users: int, seconds: float) -> None:
+        """A batch took ``seconds``; what would have been predicted for it is compared before it is learned."""
+        predicted = self.predict_one(tokens, users)
+        features = np.array([1.0, tokens, users * float(self._rows)])
+        seconds = max(seconds, 1e-9)
+        with self._lock:
+            if predicted is not None and len(self._errors) < _KEPT:
+                self._errors.append(predicted / seconds - 1.0)
+            self._scale = np.maximum(self._scale, features)
+            row = features / seconds
+            self._normal = _FADE * self._normal + np.outer(row, row)
+            self._right = _FADE * self._right + row
+            self.observed += 1
+            self._weights = _solve_non_negative(self._normal, self._right, self._scale)
+
+    def report(self) -> dict[str, Any]:
+        """Coefficients, and how far predictions were off: (predicted - measured) / measured."""
+        with self._lock:
+            errors = np.array(self._errors)
+            fixed, token, row = (float(weight) for weight in self._weights)
+        shares = None
+        if len(errors):
+            middle, high = np.percentile(np.abs(errors), [50, 90])
+            shares = {
+                "p50_abs": round(float(middle), 4),
+                "p90_abs": round(float(high), 4),
+                "bias": round(float(errors.mean()), 4),
+            }
+        return {
+            "observed_batches": self.observed,
+            "predicted_batches": len(errors),
+            "seconds_a_batch": fixed,
+            "seconds_a_token": token,
+            "seconds_a_row": row,
+            "relative_error": shares,
+        }
+
+
+def _solve_non_negative(
+    normal: NDArray[np.float64], right: NDArray[np.float64], scale: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Least squares with weights >= 0, from the normal equations: coordinate descent on scaled features.
+
+    The small ridge settles what the data leaves open, such as users and tokens that always grow together.
+    """
+    matrix = normal / np.outer(scale, scale)
+    vector = right / scale
+    matrix = matrix + np.eye(len(vector)) * (_RIDGE * max(float(np.trace(matrix)), 1e-30))
+    weights = np.zeros(len(vector))
+    for _ in range(200):
+        before = weights.copy()
+        for at in range(len(vector)):
+            rest = vector[at] - matrix[at] @ weights + matrix[at, at] * weights[at]
+            weights[at] = max(0.0, rest / matrix[at, at])
+        if np.abs(weights - before).max() <= 1e-9 * max(1e-30, np.abs(weights).max()):
+            break
+    return weights / scale

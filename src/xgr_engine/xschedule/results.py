@@ -1,0 +1,124 @@
+"""Prompts that need computing, each once, and their results back in the order of all prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xgr_engine.options import Exclusion, UserRules
+from xgr_engine.xschedule.engines import BatchOutcome, IntArray
+
+Fault = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Results of n prompts in the order of the prompts.
+
+    Attributes:
+        offsets: int64 [n + 1] into the arrays below; a failed prompt has no results.
+        item_rows: int32; leaves: int32; scores: float32, best first within a prompt.
+        short: bool [n].
+        failed: prompt -> (reason code, detail).
+        batches: how many were computed.
+        repeats: prompts that got the result of an equal one.
+        batch_seconds: of each batch that was computed as planned.
+    """
+
+    offsets: NDArray[np.int64]
+    item_rows: IntArray
+    leaves: IntArray
+    scores: NDArray[np.float32]
+    short: NDArray[np.bool_]
+    failed: dict[int, Fault] = field(default_factory=dict)
+    batches: int = 0
+    repeats: int = 0
+    batch_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Equal prompts with equal exclusions are one.
+
+    Attributes:
+        first: int64 [m] the first prompt of each kind, ascending; kind: int64 [n] the kind of each prompt.
+    """
+
+    first: NDArray[np.int64]
+    kind: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, prompts: Sequence[IntArray], excluded: Sequence[Exclusion]) -> Distinct:
+        """Compares prompts by their tokens and exclusions by their content."""
+        seen: dict[object, int] = {}
+        first: list[int] = []
+        kind = np.empty(len(prompts), np.int64)
+        for number, (prompt, without) in enumerate(zip(prompts, excluded, strict=True)):
+            key = (prompt.tobytes(), _content(without))
+            found = seen.setdefault(key, len(first))
+            if found == len(first):
+                first.append(number)
+            kind[number] = found
+        return cls(np.asarray(first, np.int64), kind)
+
+
+def _content(excluded: Exclusion) -> tuple[bytes, int | None]:
+    if isinstance(excluded, UserRules):
+        return excluded.excluded.tobytes(), excluded.tree
+    return excluded.tobytes(), None
+
+
+def in_order(
+    total: int,
+    done: Sequence[tuple[NDArray[np.int64], BatchOutcome]],
+    failed: dict[int, Fault],
+    batches: int,
+    batch_seconds: Sequence[float] = (),
+) -> Ranked:
+    """Results of batches, each given with the numbers of its prompts, in the order of ``total`` prompts."""
+    counts = np.zeros(total, np.int64)
+    short = np.zeros(total, np.bool_)
+    for batch, outcome in done:
+        counts[batch] = outcome.counts
+        short[batch] = outcome.short
+    offsets = _offsets(counts)
+    item_rows = np.empty(offsets[-1], np.int32)
+    leaves = np.empty(offsets[-1], np.int32)
+    scores = np.empty(offsets[-1], np.float32)
+    for batch, outcome in done:
+        places = _places(offsets[batch], outcome.counts.astype(np.int64))
+        item_rows[places] = outcome.item_rows
+        leaves[places] = outcome.leaves
+        scores[places] = outcome.scores
+    return Ranked(offsets, item_rows, leaves, scores, short, failed, batches, 0, tuple(batch_seconds))
+
+
+def repeat(ranked: Ranked, kind: NDArray[np.int64]) -> Ranked:
+    """Results of kinds of prompts, as results of the prompts: ``kind`` int64 [n] as in :class:`Distinct`."""
+    counts = np.diff(ranked.offsets)[kind]
+    places = _places(ranked.offsets[:-1][kind], counts)
+    return Ranked(
+        offsets=_offsets(counts),
+        item_rows=ranked.item_rows[places],
+        leaves=ranked.leaves[places],
+        scores=ranked.scores[places],
+        short=ranked.short[kind],
+        failed={number: ranked.failed[of] for number, of in enumerate(kind.tolist()) if of in ranked.failed},
+        batches=ranked.batches,
+        batch_seconds=ranked.batch_seconds,
+        repeats=len(kind) - len(ranked.short),
+    )
+
+
+def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _places(start: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``start[0] .. start[0] + size[0] - 1, start[1] ..`` one run behind the other."""
+    own_start = np.cumsum(size) - size
+    places: NDArray[np.int64] = np.repeat(start - own_start, size) + np.arange(int(size.sum()))
+    return places

@@ -1,0 +1,82 @@
+"""What every thread and lane did when, in the Chrome trace format (chrome://tracing, Perfetto)."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# Enough for hours of batches; a trace beyond that opens in no viewer.
+_MOST_EVENTS = 400_000
+
+
+class Trace:
+    """Collects spans. Without a path it collects nothing and costs nothing.
+
+    Times are seconds of ``time.perf_counter``.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._zero = time.perf_counter()
+        self._events: list[dict[str, Any]] = []
+        self._dropped = 0
+        self._tracks: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def span(self, name: str, **facts: object) -> Iterator[None]:
+        """What the current thread does inside the ``with``, on a track of the thread's name."""
+        if self.path is None:
+            yield
+            return
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(threading.current_thread().name, name, start, time.perf_counter(), **facts)
+
+    def add(self, track: str, name: str, start: float, end: float, **facts: object) -> None:
+        """A span that has been measured elsewhere, such as a GPU's."""
+        if self.path is None:
+            return
+        with self._lock:
+            if len(self._events) >= _MOST_EVENTS:
+                self._dropped += 1
+                return
+            self._events.append(
+                {
+                    "name": name,
+                    "ph": "X",
+                    "pid": os.getpid(),
+                    "tid": self._tracks.setdefault(track, len(self._tracks)),
+                    "ts": round((start - self._zero) * 1e6, 1),
+                    "dur": round((end - start) * 1e6, 1),
+                    "args": facts,
+                }
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole trace."""
+        names = [
+            {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": number, "args": {"name": track}}
+            for track, number in self._tracks.items()
+        ]
+        return {
+            "displayTimeUnit": "ms",
+            "otherData": {"dropped_events": self._dropped},
+            "traceEvents": names + self._events,
+        }
+
+    def write(self) -> None:
+        """Writes the file, whole or not at all; nothing without a path."""
+        if self.path is None:
+            return
+        temporary = self.path.with_name(f"{self.path.name}.tmp")
+        temporary.write_text(json.dumps(self.to_json()), encoding="utf-8")
+        temporary.replace(self.path)
