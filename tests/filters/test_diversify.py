@@ -67,7 +67,8 @@ def brute_force(world: TinyWorld, prompt: Any, catalog: Any, cap: tuple[dict[int
                 kept.append(entry)
         taken = [item for item, _, _ in kept]
         full = {value[item] for item in taken if sum(value[i] == value[item] for i in taken) == most} - {None} - closed
-        if len(kept) == top_k or not full:
+        everything = len(ranked) < search["beam"] and search["collisions"] == "all"  # no other value is live
+        if len(kept) == top_k or not full or everything:
             return kept
         closed |= full
         denied |= {item for item, _ in catalog if value[item] in full and item not in taken}

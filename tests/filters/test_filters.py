@@ -318,9 +318,9 @@ def test_planted_items_are_counted(
     brand = of_items("brand")
 
     class Planting(ShardWork):
-        def write(self, shard: Any, *more: Any) -> Any:
-            result = super().write(shard, *more)
-            part = tmp_path / "recs" / f"{shard.name}.parquet"
+        def write(self, *piece: Any) -> Any:
+            result = super().write(*piece)
+            (part,) = (tmp_path / "recs").glob("part-*.parquet")
             first = next(i for i, _ in (lists_of(tmp_path / "recs")[0] or []) if brand[i] is not None)
             wrong = item or next(i for i in ITEMS if brand[i] is not None and brand[i] == brand[first] and i != first)
             planted(part, wrong, SIDS[wrong - 100])

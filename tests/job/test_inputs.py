@@ -111,7 +111,6 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> Non
         (lambda root: (root / "*.nothing",), "no input file"),
         (lambda root: (root / "u.parquet", root / "u.*"), "named twice"),
         (lambda root: ((root / "empty").mkdir(), root / "empty")[1:], "no input file"),
-        (lambda root: ((root / "d/day=1").mkdir(parents=True), root / "d")[1:], "partitioned"),
     ],
 )
 def test_bad_paths_are_named(tmp_path: Path, make: Any, match: str) -> None:

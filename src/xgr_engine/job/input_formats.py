@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from xgr_engine.errors import HistoryError
+from xgr_engine.job.filesystems import InputPath, parquet_source, text_stream
 
 BATCH_ROWS = 4096
 _CSV_BLOCK = 16 << 20  # a row must fit into one block: 16 MiB hold a history of a million ids
@@ -80,16 +80,16 @@ class Description:
 
 
 class _Format:
-    def describe(self, path: Path, columns: Columns) -> Description:
+    def describe(self, path: InputPath, columns: Columns) -> Description:
         """One look at the file: its row groups, and that it has the columns. Raises HistoryError."""
         raise NotImplementedError
 
-    def batches(self, path: Path, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
+    def batches(self, path: InputPath, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
         """The rows from ``start`` on."""
         raise NotImplementedError
 
 
-def _check_columns(path: Path, present: list[str], columns: Columns) -> tuple[str, ...]:
+def _check_columns(path: InputPath, present: list[str], columns: Columns) -> tuple[str, ...]:
     """The copied columns by name.
 
     Raises:
@@ -133,17 +133,19 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 class ParquetFormat(_Format):
     """Row groups before the first wanted row are skipped, not read."""
 
-    def describe(self, path: Path, columns: Columns) -> Description:
-        with pq.ParquetFile(path) as file:
+    def describe(self, path: InputPath, columns: Columns) -> Description:
+        with pq.ParquetFile(parquet_source(path)) as file:
             schema = file.schema_arrow.remove_metadata()
             copied = _check_columns(path, schema.names, columns)
             groups = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
         return Description(groups, pa.schema([(name, _without_views(schema.field(name).type)) for name in copied]))
 
-    def batches(self, path: Path, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
+    def batches(self, path: InputPath, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
         # Without pre_buffer and with a small buffer a huge row group is streamed page by page.
         # A damaged page must be an error, not other ids: writers that add checksums have them checked.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as file:
+        with pq.ParquetFile(
+            parquet_source(path), pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+        ) as file:
             first, skip = 0, start
             while first < file.metadata.num_row_groups and file.metadata.row_group(first).num_rows <= skip:
                 skip -= file.metadata.row_group(first).num_rows
@@ -159,7 +161,7 @@ class ParquetFormat(_Format):
 class CsvFormat(_Format):
     """Every cell stays the text it is: a CSV file has no types, and a guess would turn user 007 into 7."""
 
-    def describe(self, path: Path, columns: Columns) -> Description:
+    def describe(self, path: InputPath, columns: Columns) -> Description:
         names = self._header(path)
         copied = _check_columns(path, names, columns)
         counted = Columns(copied[:1] or columns.lists[:1], ())
@@ -168,8 +170,8 @@ class CsvFormat(_Format):
         rows = sum(batch.length for batch in self.batches(path, counted, one, 0))
         return Description((rows,), schema)
 
-    def _header(self, path: Path) -> list[str]:
-        with pyarrow.csv.open_csv(path, *self._options(None)[:2]) as reader:
+    def _header(self, path: InputPath) -> list[str]:
+        with text_stream(path) as stream, pyarrow.csv.open_csv(stream, *self._options(None)[:2]) as reader:
             return list(reader.schema.names)
 
     def _options(self, names: list[str] | None) -> tuple[Any, Any, Any]:
@@ -184,16 +186,16 @@ class CsvFormat(_Format):
             convert,
         )
 
-    def batches(self, path: Path, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
+    def batches(self, path: InputPath, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
         names = list(dict.fromkeys((*schema.names, *columns.lists)))
-        with pyarrow.csv.open_csv(path, *self._options(names)) as reader:
+        with text_stream(path) as stream, pyarrow.csv.open_csv(stream, *self._options(names)) as reader:
             yield from _drop_rows((_from_arrow(batch, schema, columns) for batch in reader), start)
 
 
 class JsonLinesFormat(_Format):
     """One object a line; a key that a line lacks is null. Blank lines are skipped and count no row."""
 
-    def describe(self, path: Path, columns: Columns) -> Description:
+    def describe(self, path: InputPath, columns: Columns) -> Description:
         present: dict[str, pa.DataType] = {}
         wanted = columns.copied
         rows = 0
@@ -206,7 +208,7 @@ class JsonLinesFormat(_Format):
         copied = _check_columns(path, list(present), columns) if rows else (columns.copied or columns.lists[:1])
         return Description((rows,), pa.schema([(name, present.get(name, pa.null())) for name in copied]))
 
-    def _widen(self, path: Path, name: str, known: pa.DataType, cells: list[Any]) -> pa.DataType:
+    def _widen(self, path: InputPath, name: str, known: pa.DataType, cells: list[Any]) -> pa.DataType:
         try:
             # pa.array and not pa.infer_type, which is content with [1, "a"]
             fields = [pa.schema([(name, kind)]) for kind in (known, pa.array(cells).type)]
@@ -217,10 +219,10 @@ class JsonLinesFormat(_Format):
                 hint="a column that is copied to the output needs one type; leave it out of --keep or clean it",
             ) from error
 
-    def _objects(self, path: Path, start: int) -> Iterator[list[dict[str, Any]]]:
+    def _objects(self, path: InputPath, start: int) -> Iterator[list[dict[str, Any]]]:
         batch: list[dict[str, Any]] = []
         row = 0
-        with pa.input_stream(str(path), compression="detect") as stream:
+        with text_stream(path) as stream:
             for number, line in enumerate(_lines(stream), start=1):
                 if not line.strip():
                     continue
@@ -234,7 +236,7 @@ class JsonLinesFormat(_Format):
         if batch:
             yield batch
 
-    def batches(self, path: Path, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
+    def batches(self, path: InputPath, columns: Columns, schema: pa.Schema, start: int) -> Iterator[Rows]:
         for objects in self._objects(path, start):
             try:
                 arrays = [pa.array([entry.get(field.name) for entry in objects], field.type) for field in schema]
@@ -254,7 +256,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse_line(path: InputPath, number: int, line: bytes) -> dict[str, Any]:
     try:
         # utf-8-sig: some writers put a byte order mark before the first line.
         entry = json.loads(line.decode("utf-8-sig"))

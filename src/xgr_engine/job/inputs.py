@@ -15,9 +15,18 @@ from pathlib import Path
 import pyarrow as pa
 
 from xgr_engine.errors import HistoryError, UnreadableRowsError
+from xgr_engine.job.filesystems import InputPath, is_remote, list_remote
 from xgr_engine.job.filter_options import parse_matches
 from xgr_engine.job.input_formats import FORMATS, Columns, Rows, concat_rows
 from xgr_engine.job.options import HistoryOptions
+from xgr_engine.job.partitions import (
+    Partition,
+    fields_of,
+    partition_below,
+    partition_of,
+    with_partition,
+    without,
+)
 
 _SUFFIXES = {
     ".parquet": "parquet",
@@ -38,13 +47,15 @@ class InputFile:
     Attributes:
         groups: rows of each row group; text files have one group.
         stamp: size in bytes and modification time in ns, to notice a file that changes during the run.
+        partition: columns and values in the names of its directories.
     """
 
-    path: Path
+    path: InputPath
     format: str
     groups: tuple[int, ...]
     sha256: str
     stamp: tuple[int, int]
+    partition: Partition = ()
 
     @property
     def rows(self) -> int:
@@ -64,40 +75,57 @@ class Inputs:
         return sum(file.rows for file in self.files)
 
 
-def find_files(paths: tuple[str, ...]) -> list[Path]:
+def find_files(paths: tuple[str, ...]) -> list[InputPath]:
     """Files behind names, globs and directories: as given, and sorted by name inside a glob or directory.
 
     In a glob, and in a directory and below it, names starting with ``_`` or ``.`` are skipped, as every reader of such
-    directories does.
+    directories does. ``s3://`` names objects, prefixes and globs of an object store in the same way.
 
     Raises:
-        HistoryError: nothing there, a file named twice, or a directory that is partitioned by column values.
+        HistoryError: nothing there, or a file named twice.
     """
-    found: list[Path] = []
+    return [path for path, _ in find_partitioned(paths)]
+
+
+def find_partitioned(paths: tuple[str, ...]) -> list[tuple[InputPath, Partition]]:
+    """:func:`find_files`, and what the directories of each file say of it.
+
+    Directories count from the one that was named, its own name included, or from the first part of a glob that is a
+    pattern. A file that is named itself has no partition.
+    """
+    found: list[tuple[InputPath, Partition]] = []
     for text in paths:
-        path = Path(text)
-        if path.is_dir():
-            here = list(_walk(path))
-        elif path.exists():
-            here = [path]
-        elif has_magic(text):
-            matches = sorted(glob(text, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
-            here = [Path(name) for name in matches if _is_data(Path(name))]
-        else:
-            raise HistoryError(f"no such file: {text}", hint="check --in")
+        here = _find(text)
         if not here:
             raise HistoryError(f"no input file in {text}", why="names starting with '_' or '.' are skipped")
         found.extend(here)
-    seen: set[Path] = set()
-    for path in found:
+    seen: set[InputPath] = set()
+    for path, _ in found:
         if path.resolve() in seen:
             raise HistoryError(f"{path} is named twice by --in", why="its users would get two rows each")
         seen.add(path.resolve())
     return found
 
 
-def _is_data(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(("_", "."))
+def _find(text: str) -> list[tuple[InputPath, Partition]]:
+    if is_remote(text):
+        base, objects = list_remote(text)
+        return [(found, partition_below(found, base) if base else ()) for found in objects]
+    path = Path(text)
+    if path.is_dir():
+        top = Path(path.name) if path.name else Path()
+        return [(file, partition_of((top / file.relative_to(path)).parts[:-1])) for file in _walk(path)]
+    if path.exists():
+        return [(path, ())]
+    if not has_magic(text):
+        raise HistoryError(f"no such file: {text}", hint="check --in")
+    fixed = next(place for place, part in enumerate(path.parts) if has_magic(part))
+    matches = sorted(glob(text, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
+    folders_and_files = [Path(name) for name in matches if not Path(name).name.startswith(("_", "."))]
+    files = [file for found in folders_and_files for file in ([found] if found.is_file() else [])]
+    if not files:  # the pattern matches directories: 'users/dt=2026-11-*'
+        files = [file for found in folders_and_files if found.is_dir() for file in _walk(found)]
+    return [(file, partition_of(file.parts[fixed:-1])) for file in files]
 
 
 def _walk(directory: Path) -> Iterator[Path]:
@@ -105,18 +133,12 @@ def _walk(directory: Path) -> Iterator[Path]:
         if path.name.startswith(("_", ".")):
             continue
         if path.is_dir():
-            if "=" in path.name:
-                raise HistoryError(
-                    f"{path}: directories partitioned by column values are not read yet",
-                    why="the column in the directory's name would be lost",
-                    hint=f"name one partition, such as --in '{path}', or a glob of files",
-                )
             yield from _walk(path)
         else:
             yield path
 
 
-def detect_format(path: Path) -> str:
+def detect_format(path: InputPath) -> str:
     """``parquet``, ``csv`` or ``jsonl`` by name, or Parquet by its first bytes.
 
     Raises:
@@ -153,18 +175,19 @@ def open_inputs(options: HistoryOptions) -> Inputs:
     columns = wanted_columns(options)
     files: list[InputFile] = []
     schema: pa.Schema | None = None
-    for path in find_files(options.paths):
+    for path, partition in find_partitioned(options.paths):
         format_name = detect_format(path)
         try:
             status = path.stat()
-            description = FORMATS[format_name].describe(path, columns)
+            description = FORMATS[format_name].describe(path, without(columns, partition))
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise HistoryError(f"{path}: cannot be read as {format_name}: {error}") from error
         stamp = (status.st_size, status.st_mtime_ns)
-        files.append(InputFile(path, format_name, description.groups, digest, stamp))
-        schema = description.schema if schema is None else _common_schema(schema, description.schema, files)
+        files.append(InputFile(path, format_name, description.groups, digest, stamp, partition))
+        own = _with_partition_columns(description.schema, partition, columns)
+        schema = own if schema is None else _common_schema(schema, own, files)
     assert schema is not None  # find_files never returns an empty list
     if columns.copied is None:
         names = [options.user_col, *(name for name in schema.names if name != options.user_col)]
@@ -172,6 +195,13 @@ def open_inputs(options: HistoryOptions) -> Inputs:
             raise HistoryError(f"{files[0].path}: no column {options.user_col!r}", hint="name it with --user-col")
         schema = pa.schema([schema.field(name) for name in names])
     return Inputs(tuple(files), schema, columns)
+
+
+def _with_partition_columns(schema: pa.Schema, partition: Partition, columns: Columns) -> pa.Schema:
+    """The copied columns of a file: those it holds, and those of its directories, in the order asked for."""
+    fields = {field.name: field for field in schema} | {field.name: field for field in fields_of(partition)}
+    wanted = [name for name in columns.copied or () if name in fields]
+    return pa.schema([fields[name] for name in dict.fromkeys((*wanted, *fields))])
 
 
 def _common_schema(first: pa.Schema, other: pa.Schema, files: list[InputFile]) -> pa.Schema:
@@ -250,7 +280,11 @@ class RowReader:
         source = self._inputs.files[file]
         self._check_stamp(source)
         self._file, self._next_row, self._left = file, start, None
-        self._stream = FORMATS[source.format].batches(source.path, self._inputs.columns, self._inputs.schema, start)
+        names = [name for name, _ in source.partition]
+        schema = pa.schema([field for field in self._inputs.schema if field.name not in names])
+        columns = self._inputs.columns
+        rows = FORMATS[source.format].batches(source.path, without(columns, source.partition), schema, start)
+        self._stream = (with_partition(piece, source.partition, columns, self._inputs.schema) for piece in rows)
 
     def _check_stamp(self, source: InputFile) -> None:
         try:

@@ -2,7 +2,7 @@
 
 ::
 
-    part-00017-of-00128.parquet     one a shard
+    part-00017-of-00128.parquet     one a shard; with --partition-by in a directory such as dt=2026-11-30
     _SUCCESS                        last, empty
     _xgr/manifest.json              first
     _xgr/lock                       while a run holds the directory
@@ -60,7 +60,7 @@ class OutDir:
         return self.root / "_xgr" / "shards"
 
     def part(self, shard: Shard) -> Path:
-        return self.root / f"{shard.name}.parquet"
+        return self.root / shard.folder / f"{shard.name}.parquet"
 
     def sidecar(self, shard: Shard) -> Path:
         return self.shards / f"{shard.name}.parquet"
@@ -112,6 +112,10 @@ class OutDir:
         for path in sorted(self.root.iterdir()):
             if path.is_file():
                 path.unlink()
+        for folder in self._folders():
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
         self._remove_states()
         if self.manifest.parent.is_dir():
             inside = [path for path in self.manifest.parent.iterdir() if path != self.lock]
@@ -121,11 +125,16 @@ class OutDir:
 
     def sweep(self) -> None:
         """Removes half-written files of attempts that were killed. Only for whoever holds the lock."""
-        for folder in (self.root, self.manifest.parent, self.shards):
+        for folder in (self.root, self.manifest.parent, self.shards, *self._folders()):
             if folder.is_dir():
                 for path in folder.iterdir():
                     if _is_temporary(path):
                         path.unlink()
+
+    def _folders(self) -> list[Path]:
+        """Directories of ``--partition-by``, the innermost first."""
+        found = [path for path in self.root.rglob("*=*") if path.is_dir() and not path.is_symlink()]
+        return sorted(found, key=lambda path: -len(path.parts))
 
     def _foreign(self) -> Iterator[str]:
         ours = read_manifest(self.manifest) is not None
@@ -136,8 +145,18 @@ class OutDir:
                 yield from self._foreign_state(path, ours)
             elif path.name == "lost+found" and path.is_dir():
                 continue  # a volume's own directory
+            elif "=" in path.name and path.is_dir():
+                yield from self._foreign_parts(path, ours)
             elif not path.is_file() or not (_is_temporary(path) or (ours and self._is_ours(path))):
                 yield path.name
+
+    def _foreign_parts(self, folder: Path, ours: bool) -> Iterator[str]:
+        """Below a directory of ``--partition-by``: such directories and part files."""
+        for path in sorted(folder.iterdir()):
+            if "=" in path.name and path.is_dir() and not path.is_symlink():
+                yield from self._foreign_parts(path, ours)
+            elif not path.is_file() or not (_is_temporary(path) or (ours and self._is_ours(path))):
+                yield str(path.relative_to(self.root))
 
     def _foreign_state(self, folder: Path, ours: bool) -> Iterator[str]:
         """Without a manifest only what a run has before it writes one is ours."""
@@ -165,8 +184,13 @@ class OutDir:
             return False
         return RUN_ID_KEY in (metadata or {})
 
-    def create(self) -> None:
+    def create(self, shards: Sequence[Shard] = ()) -> None:
+        """The directories that a run writes into."""
         self.shards.mkdir(parents=True, exist_ok=True)
+        for folder in sorted({shard.folder for shard in shards if shard.folder}):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+            for made in (self.root / folder).relative_to(self.root).parents:
+                sync(self.root / made)
 
     def succeed(self) -> None:
         """Writes ``_SUCCESS`` and then removes the shard states, which nobody needs any more."""

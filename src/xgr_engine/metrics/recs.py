@@ -8,7 +8,7 @@ list of structs with a field ``item_id``, best first; null for a rejected row) o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.errors import InputError
+from xgr_engine.job.filesystems import InputPath
 from xgr_engine.job.manifest import read_manifest
 from xgr_engine.job.outdir import OutDir
 
@@ -114,7 +115,7 @@ class Recommendations:
             return pa.array([], pa.string())
         return plain(pq.read_table(rejects, columns=["user"])["user"])
 
-    def is_input(self, files: list[Path]) -> bool:
+    def is_input(self, files: Sequence[InputPath]) -> bool:
         """Whether these files are, by their content, the input files of the run."""
         if len(files) != len(self.run.inputs):
             return False
@@ -216,7 +217,7 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
         InputError: nothing there, an unfinished run, or columns that are no recommendations.
     """
     if path.is_dir():
-        files = tuple(sorted(file for file in path.glob("*.parquet") if not file.name.startswith(("_", "."))))
+        files = _part_files(path)
     elif path.is_file():
         files = (path,)
     else:
@@ -243,6 +244,16 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
         )
     wanted = user_col or run.user_col
     return Recommendations(path, files, _layout(files[0], schema), wanted if wanted in schema.names else None, run)
+
+
+def _part_files(directory: Path) -> tuple[Path, ...]:
+    """In the order of the rows: parts are numbered through all directories of ``--partition-by``."""
+    found = [
+        path
+        for path in directory.rglob("*.parquet")
+        if not any(name.startswith(("_", ".")) for name in path.relative_to(directory).parts)
+    ]
+    return tuple(sorted(found, key=lambda path: (path.name, path)))
 
 
 def _layout(path: Path, schema: pa.Schema) -> str:

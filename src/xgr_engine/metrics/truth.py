@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.errors import HistoryError, InputError
+from xgr_engine.job.filesystems import InputPath
 from xgr_engine.job.input_formats import FORMATS, Columns, ListColumn
 from xgr_engine.job.inputs import detect_format, find_files
 from xgr_engine.job.lists import Lists, is_list_type, is_text_type, read_lists
@@ -101,7 +101,7 @@ def read_truth(
     )
 
 
-def truth_files(paths: tuple[str, ...]) -> list[Path]:
+def truth_files(paths: tuple[str, ...]) -> list[InputPath]:
     """The files behind names, globs and directories.
 
     Raises:
@@ -113,7 +113,7 @@ def truth_files(paths: tuple[str, ...]) -> list[Path]:
         raise InputError(error.what.replace("--in", "--truth"), hint="check --truth") from error
 
 
-def _require(reader: Any, path: Path, name: str) -> None:
+def _require(reader: Any, path: InputPath, name: str) -> None:
     try:
         reader.describe(path, Columns((), (name,)))
     except HistoryError as error:
@@ -122,7 +122,7 @@ def _require(reader: Any, path: Path, name: str) -> None:
         ) from error
 
 
-def _has(reader: Any, path: Path, name: str) -> bool:
+def _has(reader: Any, path: InputPath, name: str) -> bool:
     try:
         reader.describe(path, Columns((), (name,)))
     except HistoryError:
