@@ -55,8 +55,9 @@ fi
 run python datasets/movielens/prepare.py --out "$place" ${wheel:+--wheel "$wheel"}
 run xgr build-vocab "$place/catalog.parquet" --out "$place/vocab"
 run xgr convert datasets/movielens/checkpoint --vocab "$place/vocab" --out "$place/model" --prompt sids-only
+# One thread: so small a model gains nothing from a second, and on a busy machine two would wait for each other.
 run xgr recommend --in "$place/users.parquet" --model "$place/model" --vocab "$place/vocab" --out "$place/recs" \
-    --beam 50 --top-k 50 --max-history 50 --exclude-seen
+    --beam 50 --top-k 50 --max-history 50 --exclude-seen --threads 1
 run xgr eval --recs "$place/recs" --truth "$place/users.parquet" --k 1,5,10,50
 run python datasets/movielens/show.py --data "$place" --recs "$place/recs"
 
