@@ -27,7 +27,14 @@ LIBRARIES = {
         *("xschedule", "checkpoint", "bench", "api"),
         *("job.run", "job.engine", "system", "xgr_cli.commands.doctor"),
     ],
-    "triton": ["xattention.triton", "xattention.hopper", "xbeam.triton", "kernels.triton", "xgr_cli.commands.doctor"],
+    "triton": [
+        "xattention.triton",
+        "xattention.hopper",
+        "xbeam.triton",
+        "kernels.triton",
+        "bench.kernels",
+        "xgr_cli.commands.doctor",
+    ],
     "transformers": ["checkpoint.verify", "bench"],
 }
 

@@ -38,7 +38,7 @@ def staged():
     build(kernels.unshared_kernel, {"HEADS": 16, "KV_HEADS": 8, "STEPS": 2, **sizes}, **types)
     floats = {"shared_state": "*fp32", "own_state": "*fp32"}
     build(kernels.merge_kernel, {"PARTS": 3, **sizes}, shared=BF16, own=BF16, out=BF16, **floats)
-    build(kernels.reorder_kernel, {"ROWS": 16, "TILE": 512}, 8, own_k=BF16, own_v=BF16, parent=I64)
+    build(kernels.reorder_kernel, {"ROWS": 16, "TILE": kernels._MOVED}, 8, own_k=BF16, own_v=BF16, parent=I64)
 
 
 def masks():

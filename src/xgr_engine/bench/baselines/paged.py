@@ -204,23 +204,28 @@ def _assign_tails(parent: Tensor, parent_tail: Tensor, tails: int) -> tuple[Tens
     return torch.where(inherits, parent_tail, free.gather(1, rank)), inherits
 
 
-def paged_decoder(workload: Workload) -> PagedDecoder:
-    """The workload's model with paged attention; on a GPU with the tiles that are fastest there at its shape."""
-    model, catalog, spec = workload.model, workload.catalog, workload.model.spec
-    tiles = None
-    if model.device.type == "cuda":
-        from xgr_engine.bench.kernels.timing import DecodeShape, fastest_tiles
+def fastest_paged_tiles(workload: Workload) -> PagedTiles | None:
+    """The attention kernel's tiles that are fastest at the workload's shape, by trying them; None without a GPU."""
+    decoder, spec = workload.model.decoder, workload.model.spec
+    if decoder.device.type != "cuda" or decoder.ops.name != "triton":
+        return None
+    from xgr_engine.bench.kernels.timing import DecodeShape, fastest_tiles
 
-        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        step = DecodeShape(workload.context, workload.users, workload.search.beam, 2, *heads, model.decoder.dtype)
-        tiles = fastest_tiles(step, model.device)
+    heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    step = DecodeShape(workload.context, workload.users, workload.search.beam, 2, *heads, decoder.dtype)
+    return fastest_tiles(step, decoder.device)
+
+
+def paged_decoder(workload: Workload) -> PagedDecoder:
+    """The workload's model with paged attention."""
+    model, catalog = workload.model, workload.catalog
     return PagedDecoder(
         model.decoder,
         beam=workload.search.beam,
         generated=max(1, catalog.trie.levels - 1 + len(model.score_suffix)),
         longest_prompt=workload.context,
         reuse=catalog.uniform and model.decoder.ops.name == "triton",
-        tiles=tiles,
+        tiles=fastest_paged_tiles(workload),
     )
 
 

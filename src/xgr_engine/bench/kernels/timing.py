@@ -157,7 +157,7 @@ def median_ms(calls: list[Callable[[], object]], *, repeats: int = 5, least_ms: 
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for call in calls:
             call()
 
