@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -90,6 +90,26 @@ def note_engine(record: dict[str, Any], description: Mapping[str, Any]) -> None:
     """What computes in this attempt."""
     record["engine"] = dict(description)
     record["attempts"][-1].update({name: description[name] for name in _ENGINE_FIELDS if name in description})
+
+
+class Halved(Protocol):
+    """``xschedule.worker.Halving``: a batch that was cut in two because memory was short."""
+
+    @property
+    def users(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def detail(self) -> str: ...
+
+
+def events_of(record: Mapping[str, Any], halvings: Sequence[Halved]) -> list[dict[str, Any]]:
+    """What happened in this attempt that a reader of the manifest should know."""
+    attempt = record["attempts"][-1]["number"]
+    return [
+        {"kind": "out-of-memory", "attempt": attempt, "users": cut.users, "tokens": cut.tokens, "detail": cut.detail}
+        for cut in halvings
+    ]
 
 
 def close_attempt(record: dict[str, Any], state: str, error: BaseException | None = None) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xgr_engine.errors import OutputExistsError
+from xgr_engine.job.filesystems import parquet_source
 from xgr_engine.job.inputs import InputFile, Inputs
 from xgr_engine.job.manifest import differences, fingerprint
 from xgr_engine.job.outdir import OutDir
@@ -201,7 +202,7 @@ def _group_digests(source: InputFile) -> list[str]:
     if source.format != "parquet":
         return []
     digests = []
-    with pq.ParquetFile(source.path) as file, source.path.open("rb") as stream:
+    with pq.ParquetFile(parquet_source(source.path)) as file, source.path.open("rb") as stream:
         for number in range(file.metadata.num_row_groups):
             digest = hashlib.sha256()
             group = file.metadata.row_group(number)

@@ -10,50 +10,41 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
-from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
 from xgr_engine.errors import InputError, OutputWriteError, TooManyRejectsError, XgrError
 from xgr_engine.job.audit import AuditError
 from xgr_engine.job.caches import use_caches
 from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.engine import (
-    Device,
     LoadedEngine,
-    MemoryPlan,
     device_peak_bytes,
     load_engine,
-    plan_memory,
-    resolve_device,
     weight_bytes,
 )
-from xgr_engine.job.filters import ItemFilters, open_filters
-from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.input_formats import Rows
-from xgr_engine.job.inputs import Inputs, open_inputs
 from xgr_engine.job.lock import is_held
-from xgr_engine.job.manifest import SCHEMA_VERSION, fingerprint, fingerprint_fields, write_manifest
+from xgr_engine.job.manifest import SCHEMA_VERSION, write_manifest
 from xgr_engine.job.metrics_file import exit_code_of, reported, write_metrics
+from xgr_engine.job.opening import OpenedJob, look_again, open_job, plan_compute, prompt_maker, resolver
 from xgr_engine.job.options import RecommendOptions, max_rejects_of
-from xgr_engine.job.outdir import OutDir, check_apart
-from xgr_engine.job.output import ItemColumns, check_column_names
-from xgr_engine.job.partitions import check_partition_by, chosen, folder_of
-from xgr_engine.job.prompts import PromptMaker, make_prompt_maker
+from xgr_engine.job.outdir import OutDir
+from xgr_engine.job.output import ItemColumns
+from xgr_engine.job.prompts import PromptMaker
 from xgr_engine.job.record import (
-    Subject,
     batch_summary,
     close_attempt,
+    events_of,
     first_record,
     note_engine,
     plan_record,
     state_after,
 )
-from xgr_engine.job.resume import Earlier, look, unreadable_record
+from xgr_engine.job.resume import unreadable_record
 from xgr_engine.job.shard_work import Finisher, ReadyPiece, ShardWork
-from xgr_engine.job.shards import Piece, Shard, cut, plan_shards
+from xgr_engine.job.shards import Piece, Shard, cut
 from xgr_engine.job.stop import Stop
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.xschedule.pipeline import Pipeline, Settings
@@ -84,42 +75,6 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class OpenedJob:
-    """A job whose parts have been opened and checked; nothing is written yet."""
-
-    options: RecommendOptions
-    inputs: Inputs
-    vocabulary: Vocabulary
-    model: ModelDir
-    shards: list[Shard]
-    fields: dict[str, Any]
-    out: OutDir
-    earlier: Earlier
-    filters: ItemFilters
-
-    @property
-    def rows(self) -> int:
-        return sum(shard.rows for shard in self.shards)
-
-    @property
-    def todo(self) -> list[Shard]:
-        """The shards that no earlier attempt finished."""
-        return [shard for shard in self.shards if shard.index not in self.earlier.finished]
-
-    @property
-    def subject(self) -> Subject:
-        return Subject(
-            self.options,
-            self.inputs,
-            self.model.fingerprint,
-            self.vocabulary.content_hash,
-            self.fields,
-            self.rows,
-            len(self.shards),
-        )
-
-
-@dataclass(frozen=True)
 class JobReport:
     """What a run did.
 
@@ -132,62 +87,11 @@ class JobReport:
     failure: XgrError | None = None
 
 
-def open_job(options: RecommendOptions) -> OpenedJob:
-    """Opens and checks everything but the device. Imports no torch.
-
-    Raises:
-        XgrError: whatever is wrong, before anything is written.
-    """
-    histories = options.histories
-    out = OutDir(Path(options.out))
-    inputs = open_inputs(histories)
-    roots = [Path(path) for path in histories.paths if Path(path).exists()]
-    check_apart(
-        out.root,
-        [*roots, *(file.path for file in inputs.files if isinstance(file.path, Path))],
-        {"--model": Path(options.model), "--vocab": Path(options.vocab)},
-    )
-    check_column_names(inputs.schema.names, options.layout, options.item_cols)
-    vocabulary = load_vocabulary(Path(options.vocab))
-    model = load_model_dir(Path(options.model))
-    model.table.bind(vocabulary.trie)
-    ItemColumns.of(vocabulary, options.item_cols)
-    shards = _plan_shards(options, inputs)
-    filters = open_filters(options.filters, histories.match, vocabulary)
-    fields = fingerprint_fields(options, inputs, model.fingerprint, vocabulary.content_hash) | filters.digests
-    earlier = _look(options, out, fields, inputs, shards)
-    return OpenedJob(options, inputs, vocabulary, model, shards, fields, out, earlier, filters)
-
-
-def _plan_shards(options: RecommendOptions, inputs: Inputs) -> list[Shard]:
-    partitions = [file.partition for file in inputs.files]
-    check_partition_by(options.partition_by, partitions, options.histories.user_col)
-    shards = plan_shards([file.groups for file in inputs.files], options.shard_rows, options.histories.limit)
-    return [replace(shard, folder=folder_of(chosen(partitions[shard.file], options.partition_by))) for shard in shards]
-
-
-def _look(
-    options: RecommendOptions, out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequence[Shard]
-) -> Earlier:
-    if not options.fresh:
-        return look(out, fields, inputs, shards)
-    out.check_can_clear()
-    return Earlier("new", {}, frozenset(), (fingerprint(fields),))
-
-
-def _plan_compute(job: OpenedJob, note: Note) -> tuple[Device, MemoryPlan]:
-    device = resolve_device(job.options.device, note)
-    filters, search = job.filters, search_for(job.filters, job.options.search)
-    for text in filters.notes:
-        note(text)
-    return device, plan_memory(job.model, filters.searched, search, device, job.options.max_memory)
-
-
 def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
     """``--dry-run``: what a run would do. Writes nothing, loads no weights."""
     job = open_job(options)
-    device, memory = _plan_compute(job, (caller or Caller()).note)
-    _prompt_maker(job)
+    device, memory = plan_compute(job, (caller or Caller()).note)
+    prompt_maker(job)
     earlier = job.earlier
     return JobReport(
         {
@@ -238,7 +142,7 @@ def _run(options: RecommendOptions, caller: Caller, record: dict[str, Any]) -> J
         stop.check()
         if not held:
             stack.enter_context(out.held(options.operation.wait, caller.note, stop.check))
-            job = replace(job, earlier=_look(options, out, job.fields, job.inputs, job.shards))
+            job = look_again(job)
             if job.earlier.state == "done":
                 return _nothing_to_do(job)
         return _attempt(job, caller, record, started)
@@ -257,7 +161,7 @@ def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: fl
     record.update(first_record(job.subject, job.earlier, caller.argv, caller.origins))
     record["filters"] = job.filters.counts
     caller.begin(record["run_id"])
-    finisher = Finisher(job.out, job.inputs, job.vocabulary, _resolver(job), job.options, caller.stop.check)
+    finisher = Finisher(job.out, job.inputs, job.vocabulary, resolver(job), job.options, caller.stop.check)
     if not job.todo:
         caller.note(f"{job.out.root}: all parts are written; nothing is computed again")
         record["engine"] = job.earlier.manifest.get("engine", {})
@@ -266,8 +170,8 @@ def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: fl
         if job.earlier.finished:
             done, count = len(job.earlier.finished), len(job.shards)
             caller.note(f"{job.out.root}: attempt {len(record['attempts'])}, {done} of {count} shards are finished")
-        maker = _prompt_maker(job)
-        device, memory = _plan_compute(job, caller.note)
+        maker = prompt_maker(job)
+        device, memory = plan_compute(job, caller.note)
         job.model.verify_weights()
         caller.stop.check()
         search = search_for(job.filters, job.options.search)
@@ -341,6 +245,7 @@ def _compute(
         caller.progress.finish()
         pipeline.trace.write()
         record["schedule"] = pipeline.summary.to_json()
+        record["events"] += events_of(record, pipeline.summary.halvings)
         record["shards_finished"] = len(job.earlier.finished) + work.written
         record["durations"].update(work.seconds, compute=pipeline.summary.busy)
         record["memory"] = {"device_peak_bytes": device_peak_bytes(record["engine"].get("device", "cpu"))}
@@ -424,11 +329,3 @@ def _verdict(job: OpenedJob, faults: int, line: str, rejected: int) -> XgrError 
             hint="mend the input, or run the same command with a larger --max-rejects: nothing is computed again",
         )
     return None
-
-
-def _resolver(job: OpenedJob) -> HistoryResolver:
-    return HistoryResolver(job.vocabulary, job.model.table, job.options.histories)
-
-
-def _prompt_maker(job: OpenedJob) -> PromptMaker:
-    return make_prompt_maker(job.model, _resolver(job), job.options.histories, job.filters.matcher)
