@@ -125,6 +125,7 @@ def run_trial(
             if not upcoming:
                 raise RuntimeError("the batch policy holds requests back though nobody else will come")
             clock.wait_until(begin + upcoming[0].arrival)
+            waiting.append(upcoming.popleft())  # it is here, whatever rounding makes of the clock
             continue
         run(Batch(tuple(request.prompt for request in batch)))
         done = clock.now() - begin

@@ -1,0 +1,187 @@
+"""Every contender gives the definition's answers; parity finds what is wrong; workloads are reproducible."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bench_support import CPU, TINY, ranked, tiny_catalog, tiny_model, tiny_workload
+
+from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableError, make_contender
+from xgr_engine.bench.baselines.engine import reference_answers
+from xgr_engine.bench.choices import BenchWishes, choose_options
+from xgr_engine.bench.options import parse_codes, parse_count, preset_options
+from xgr_engine.bench.parity import compare
+from xgr_engine.bench.point import Budget, Row
+from xgr_engine.bench.workloads import random_weights, synthetic_catalog
+from xgr_engine.errors import UsageError
+
+EXTERNAL = ("cascade", "flashrec", "vllm")
+OURS = [name for name in REGISTRY if name not in EXTERNAL]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_contender_agrees_with_the_definition(name: str) -> None:
+    if name.startswith("hf"):
+        pytest.importorskip("transformers")
+    workload = tiny_workload(shared_prefix=4)
+    contender = make_contender(name)
+    if reason := contender.available(workload):
+        assert reason.startswith("not available"), reason
+        pytest.skip(reason)
+    contender.prepare(workload)
+    batch = workload.batch(0)
+    answer = getattr(contender, "run_scored", contender.run)(batch)
+    found = compare(answer, reference_answers(workload, batch), workload.catalog.trie, workload.top_k, "float32")
+    assert found.marks == []
+    assert found.users == 3
+    assert found.top1 == found.overlap == 1.0
+    assert found.score_difference is not None
+    assert found.score_difference < 1e-4
+    many = list(contender.run_many([workload.batch(number, 2) for number in range(3)]))
+    again = contender.run(workload.batch(2, 2))
+    assert [codes.tolist() for codes in many[2].codes] == [codes.tolist() for codes in again.codes]
+    contender.release()
+
+
+@pytest.mark.parametrize("name", ["hf", "hf-fast"])
+def test_transformers_gives_no_filler_when_there_are_too_few_items(name: str) -> None:
+    """cases.md: fewer items than the beam is wide."""
+    pytest.importorskip("transformers")
+    workload = tiny_workload(beam=40, top_k=40)
+    few = synthetic_catalog(5, 7, 3)
+    workload = type(workload)(workload.model, few, workload.search, 13, 2)
+    contender = make_contender(name)
+    contender.prepare(workload)
+    batch = workload.batch(0)
+    answer = contender.run_scored(batch)  # type: ignore[attr-defined]
+    found = compare(answer, reference_answers(workload, batch), few.trie, workload.top_k, "float32")
+    assert found.marks == []
+    assert [len(codes) for codes in answer.codes] == [5, 5]
+
+
+@pytest.mark.parametrize("name", EXTERNAL)
+def test_missing_engines_say_how_to_get_them_and_never_run(name: str) -> None:
+    contender, workload = make_contender(name), tiny_workload()
+    reason = contender.available(workload)
+    assert reason
+    assert "pip install" in reason or "CUDA" in reason or "adapter" in reason
+    with pytest.raises(NotAvailableError):
+        contender.prepare(workload)
+
+
+def test_a_contender_that_cannot_express_the_catalog_is_not_run() -> None:
+    pytest.importorskip("transformers")
+    workload = tiny_workload()
+    mode = type(workload.search)(beam=9, top_k=9, score_over="level")
+    reason = make_contender("hf").available(type(workload)(workload.model, workload.catalog, mode, 13, 3))
+    assert reason
+    assert "--score-over vocab" in reason
+
+
+def test_parity_counts_invalid_duplicate_and_short() -> None:
+    """cases.md: repeats and fillers in the output of others."""
+    catalog = tiny_catalog()
+    good = [row.tolist() for row in catalog.sids[:3]]
+    absent = next([a, 0, 0] for a in range(7, 9))
+    reference = ranked((good, [-1.0, -2.0, -3.0]))
+    assert compare(reference, reference, catalog.trie, 3, "float32").marks == []
+    wrong = ranked(([good[0], good[0], absent, [-2, 1, 1]], [-1.0, -1.0, -2.0, -3.0]))
+    found = compare(wrong, reference, catalog.trie, 3, "float32")
+    assert (found.invalid, found.duplicate, found.short) == (2, 1, 1)
+    assert found.overlap == pytest.approx(1 / 3)
+    assert found.marks == ["2 invalid", "1 duplicate", "1 short", "other items"]
+
+
+def test_a_tie_at_the_end_of_the_list_is_no_fault() -> None:
+    catalog = tiny_catalog()
+    first, second, third = (row.tolist() for row in catalog.sids[:3])
+    reference = ranked(([first, second], [-1.0, -2.0]))
+    other = ranked(([first, third], [-1.0, -2.0]))
+    found = compare(other, reference, catalog.trie, 2, "float32")
+    assert found.overlap == 0.5
+    assert found.marks == []
+
+
+def test_a_row_survives_a_contender_that_fails_or_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a baseline runs out of memory the table says so, and the others are measured."""
+    import torch
+
+    from xgr_engine.bench.baselines import engine, variants
+
+    class Greedy(engine.Xgr):
+        name = "xgr-full-sort"
+
+        def prepare(self, workload: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    class Broken(engine.Xgr):
+        name = "xgr-no-shared-prefix"
+
+        def run(self, batch: object) -> None:  # type: ignore[override]
+            raise ValueError("a fault")
+
+    monkeypatch.setattr(variants, "FullSort", Greedy)
+    monkeypatch.setattr(variants, "NoSharedPrefix", Broken)
+    names = ["xgr", "xgr-full-sort", "xgr-no-shared-prefix", "vllm"]
+    row = Row(tiny_workload(), names, Budget(0.05, 3), lambda text: None).measure()
+    status = {one["name"]: one["status"] for one in row["contenders"]}
+    assert status == {
+        "xgr": "ok",
+        "xgr-full-sort": "out of memory",
+        "xgr-no-shared-prefix": "failed",
+        "vllm": "not run",
+    }
+    engine_row = row["contenders"][0]
+    assert engine_row["latency_ms"]["samples"] >= 1
+    assert engine_row["parity"]["marks"] == []
+    assert engine_row["prompt_tokens_per_s"]["value"] == pytest.approx(engine_row["users_per_s"]["value"] * 13)
+
+
+def test_synthetic_catalogs_are_unique_exact_and_reproducible() -> None:
+    for items, codes, levels in ((1, 1, 1), (340, 7, 3), (343, 7, 3), (500, 100, 2), (17, 1000, 3)):
+        catalog = synthetic_catalog(items, codes, levels)
+        assert len(np.unique(catalog.sids, axis=0)) == items
+        assert catalog.sids.max() < codes
+        assert (catalog.trie.leaf_codes() == catalog.sids).all()
+        assert (synthetic_catalog(items, codes, levels).sids == catalog.sids).all()
+    with pytest.raises(UsageError, match="343"):
+        synthetic_catalog(344, 7, 3)
+
+
+def test_prompts_and_weights_follow_the_seed() -> None:
+    workload = tiny_workload(shared_prefix=5)
+    first, second = workload.batch(0), workload.batch(1)
+    assert [prompt.tolist() for prompt in first.prompts] == [prompt.tolist() for prompt in workload.batch(0).prompts]
+    assert first.prompts[0][5:].tolist() != second.prompts[0][5:].tolist()
+    assert len({tuple(prompt[:5]) for prompt in first.prompts + second.prompts}) == 1
+    again = random_weights(TINY, 7, 3, CPU)
+    assert bool((again.decoder.layers[1].down == tiny_model().decoder.layers[1].down).all())
+
+
+def test_numbers_of_the_command_line() -> None:
+    assert parse_count("1e6", "--items") == 1_000_000
+    assert parse_codes("8192x3") == (8192, 3)
+    for text in ("0", "1.5", "x", "1e-3", "-4"):
+        with pytest.raises(UsageError):
+            parse_count(text, "--items")
+    with pytest.raises(UsageError):
+        parse_codes("8192")
+
+
+def test_wishes_change_a_preset_and_contradictions_are_refused() -> None:
+    options = choose_options(CPU, BenchWishes(preset="quick", beam="5,7", baselines="hf", budget_s=1.0))
+    assert options.beams == (5, 7)
+    assert options.baselines == ("hf",)
+    assert options.contexts == preset_options("quick", on_gpu=False).contexts
+    assert choose_options(CPU, BenchWishes(beam="512")).geometries == ("quick",)
+    for wishes in (
+        BenchWishes(model="m"),
+        BenchWishes(model="m", vocab="v", geometry="quick"),
+        BenchWishes(inputs=("u",)),
+        BenchWishes(baselines="nobody"),
+        BenchWishes(geometry="t5-tiger"),
+        BenchWishes(context="8", shared_prefix=8),
+    ):
+        with pytest.raises(UsageError):
+            choose_options(CPU, wishes)
+    assert set(BASELINES) <= set(REGISTRY)
