@@ -11,6 +11,7 @@ is raised in the caller's thread: so what is written is always a run of whole pi
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,8 @@ class Summary:
     Attributes:
         pieces: written; stopped: whether ``stop`` ended it before the last piece.
         batches, repeats: batches computed, and prompts answered with the result of an equal one.
-        seconds: from the first read to the last write; starved: seconds in which the caller's thread had no batch.
+        seconds: from the first read to the last write; cpu_seconds: of all threads of the process meanwhile.
+        starved: seconds in which the caller's thread had no batch.
         batch_seconds: of each batch; halvings: every time memory was short; latency: the cost model's report.
     """
 
@@ -109,6 +111,7 @@ class Summary:
     batches: int = 0
     repeats: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     starved: float = 0.0
     batch_seconds: list[float] = field(default_factory=list)
     halvings: list[Halving] = field(default_factory=list)
@@ -124,6 +127,8 @@ class Summary:
         times = np.array(self.batch_seconds)
         quantiles = {f"p{q}": round(float(np.percentile(times, q)), 6) for q in (50, 90, 99, 100)} if len(times) else {}
         return {
+            "seconds": round(self.seconds, 3),
+            "cpu_seconds": round(self.cpu_seconds, 3),
             "pieces": self.pieces,
             "batches": self.batches,
             "repeated_prompts": self.repeats,
@@ -190,7 +195,7 @@ class Pipeline(Generic[Work, Read, Ready]):
         Raises:
             BaseException: the first error of any step, after everything before it was written.
         """
-        start = clock()
+        start, start_cpu = clock(), time.process_time()
         rows, prompts, batches, flying, results = (
             self._rows, self._prompts, self._batches, self._flying, self._results,
         )  # fmt: skip
@@ -210,6 +215,7 @@ class Pipeline(Generic[Work, Read, Ready]):
                 self._report()
         self._report()
         self._summary.seconds = clock() - start
+        self._summary.cpu_seconds = time.process_time() - start_cpu
         self._summary.latency = self._latency.report()
         if self._failure is not None:
             raise self._failure
