@@ -1,0 +1,307 @@
+"""A whole small run, its record, its report in a browser, and the comparison of two results."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from xgr_engine.bench.compare import compare_records, parse_share
+from xgr_engine.bench.options import BenchOptions
+from xgr_engine.bench.record import read_record, write_record
+from xgr_engine.bench.report.page import page
+from xgr_engine.bench.report.svg import Axes, Series, line_chart, log_ticks, number, ticks
+from xgr_engine.bench.run import BenchCaller, run_bench
+from xgr_engine.errors import InputError, UsageError
+
+Record = dict[str, Any]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH (Debian: apt install chromium)")
+
+
+@functools.cache
+def _small_run() -> str:
+    options = BenchOptions(
+        geometries=("quick",),
+        items=2000,
+        codes=40,
+        levels=3,
+        contexts=(8, 17),
+        users=(2,),
+        beams=(4, 9),
+        top_k=None,
+        baselines=("paged", "vllm"),
+        budget_s=0.02,
+        max_repeats=3,
+        online=True,
+        online_requests=5,
+        online_contenders=("xgr",),
+        constraint=True,
+        constraint_items=(500, 5000, 10**7),
+    )
+    kept: list[str] = []
+    caller = BenchCaller(("bench", "--items", "2000"), keep=lambda record: kept.append(record["state"]))
+    record = run_bench(options, torch.device("cpu"), caller)
+    assert kept[-1] == "done"
+    assert set(kept[:-1]) == {"running"}
+    return json.dumps(record)
+
+
+@pytest.fixture
+def record() -> Record:
+    """A record as it comes from a run, as JSON."""
+    return dict(json.loads(_small_run()))
+
+
+def test_run_measures_all_that_was_asked_for(record: Record) -> None:
+    assert [(row["context"], row["beam"]) for row in record["rows"]] == [(8, 4), (8, 9), (17, 4), (17, 9)]
+    assert record["left_out"] == []
+    for row in record["rows"]:
+        status = {one["name"]: one["status"] for one in row["contenders"]}
+        assert status == {"xgr": "ok", "paged": "ok", "vllm": "not run"}
+        for one in row["contenders"][:2]:
+            assert one["parity"]["marks"] == []
+            assert one["latency_ms"]["p50"]["value"] > 0
+            assert one["latency_ms"]["p99"] is None  # three samples have no 99th percentile
+    assert record["ceilings"]["tflops"] > 0
+    assert record["ceilings"]["tbs"] > 0
+    assert set(record["phases"]["ms"]) == {"prefill", "levels", "ranking"}
+    assert sum(record["timeline"]["shares"].values()) == pytest.approx(1.0)
+    assert {"linear", "selection"} <= set(record["timeline"]["shares"])
+    assert [entry["status"] for entry in record["attention"]] == ["ok", "ok"]
+    assert record["attention"][0]["relative_difference"] < 1e-4
+
+
+def test_ablations_name_every_part_and_simulate_none(record: Record) -> None:
+    parts = {part["part"]: part for part in record["ablations"]["parts"]}
+    assert len(parts) == 9
+    assert parts["xAttention"]["status"] == "ok"
+    assert parts["shared prefix"]["status"] == "ok"
+    for name in ("xBeam: ragged rows", "xSchedule: graph", "xSchedule: streams"):
+        assert parts[name]["status"] == "not available"
+        assert parts[name]["reason"]
+        assert "slower" not in parts[name]
+    assert all(part["off"] for part in parts.values())
+
+
+def test_constraint_agrees_with_the_masked_search(record: Record) -> None:
+    sizes = {entry["items"]: entry for entry in record["constraint"]["sizes"]}
+    for items in (500, 5000):
+        assert sizes[items]["marks"] == []
+        assert sizes[items]["overlap"] == 1.0
+    assert sizes[10**7]["status"] == "not run"
+
+
+def test_online_reports_what_it_tried(record: Record) -> None:
+    for entry in record["online"]:
+        assert entry["status"] == "ok"
+        assert entry["trials"] or entry["reason"]
+
+
+def test_a_time_limit_leaves_out_and_says_so() -> None:
+    options = BenchOptions(geometries=("quick",), items=500, codes=40, levels=3, budget_s=0.01, time_limit_s=1e-6)
+    record = run_bench(options, torch.device("cpu"), BenchCaller())
+    assert record["rows"] == []
+    assert record["state"] == "done"
+    assert "time limit" in record["left_out"][0]["reason"]
+    assert "Not run" in page(record)
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_page_needs_nothing_from_outside(record: Record) -> None:
+    html = page(record)
+    assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|https?://|\bsrc=|\bhref=", html)
+    assert "prefers-color-scheme: dark" in html
+    assert 'name="viewport"' in html
+    for text in (
+        "Latency against width",
+        "Throughput against context",
+        "Memory against width",
+        "Memory against context",
+    ):
+        assert text in html
+    for text in (
+        "Roofline",
+        "Ablations",
+        "Timeline of one batch",
+        "Machine, versions, command",
+        "xgr bench --items 2000",
+    ):
+        assert text in html
+    assert html.count("<svg") >= 9
+    assert "vllm is not installed" in html
+
+
+def test_page_escapes_what_it_is_given(record: Record) -> None:
+    nasty = "<b>&\"'"
+    record["command"] = ["xgr", nasty]
+    record["warnings"] = [nasty]
+    for row in record["rows"]:
+        row["model"] = nasty
+    html = page(record)
+    assert nasty not in html
+    assert escape(nasty) in html
+
+
+def test_page_marks_wrong_answers_and_missing_memory(record: Record) -> None:
+    paged = record["rows"][0]["contenders"][1]
+    paged["parity"] |= {"marks": ["2 invalid"], "invalid": 2}
+    record["rows"][1]["contenders"][1] = {"name": "paged", "what": "", "status": "out of memory", "reason": ""}
+    html = page(record)
+    assert re.search(r"<td class=bad>WRONG \(2 invalid\)", html)
+    assert "<td class=bad>out of memory</td>" in html
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_fits_the_screen_in_a_browser(record: Record, tmp_path: Path, width: int) -> None:
+    """Nothing is wider than a phone, nothing is fetched, every chart has a size."""
+    inside = escape(page(record), quote=True)
+    probe = f"""<body><iframe id=f width={width} height=800 srcdoc="{inside}"></iframe><script>
+onload = () => {{ const d = f.contentDocument, w = f.contentWindow;
+const sizes = [...d.querySelectorAll('svg')].map(s => s.getBoundingClientRect()).map(r => Math.min(r.width, r.height));
+document.body.innerHTML = '<pre>' + JSON.stringify([d.documentElement.scrollWidth, w.innerWidth,
+w.performance.getEntriesByType('resource').length, sizes.length, Math.min(...sizes)]) + '</pre>'; }};</script>"""
+    file = tmp_path / "probe.html"
+    file.write_text(probe, encoding="utf-8")
+    dom = _chromium(tmp_path, "--virtual-time-budget=3000", "--dump-dom", file.as_uri())
+    found = re.search(r"<pre>(\[.*?\])</pre>", dom)
+    assert found, dom[-500:]
+    scroll, inner, fetched, charts, smallest = json.loads(found.group(1))
+    assert scroll <= inner <= width
+    assert fetched == 0
+    assert charts >= 9
+    assert smallest > 30
+
+
+def _chromium(folder: Path, *arguments: str) -> str:
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+# ---- charts ---------------------------------------------------------------------------------------------------------
+
+
+def test_axes_have_round_ticks_inside_their_range() -> None:
+    for low, high in ((0.0, 7.3), (0.0, 1234.0), (3.0, 3.5)):
+        found = ticks(low, high)
+        assert 2 <= len(found) <= 7
+        assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in found)
+    assert log_ticks(9.0, 2100.0) == pytest.approx([10, 20, 50, 100, 200, 500, 1000, 2000])
+    assert [number(value) for value in (0.00123, 12.345, 1234.0, 45_600.0, 2.5e6)] == [
+        *("0.00123", "12.3", "1,234", "45.6k", "2.5M")
+    ]
+
+
+def test_higher_figures_are_drawn_higher() -> None:
+    svg = line_chart([Series("a", [(1.0, 1.0), (2.0, 10.0)])], Axes("x", "y", log_y=True), "label")
+    heights = [float(y) for y in re.findall(r'<circle class="dot s0" cx="[\d.]+" cy="([\d.]+)"', svg)]
+    assert heights[0] > heights[1]
+    assert line_chart([], Axes("x", "y"), "label").startswith("<p")
+
+
+# ---- comparison -----------------------------------------------------------------------------------------------------
+
+
+def _slower(record: Record, factor: float) -> Record:
+    changed = copy.deepcopy(record)
+    for figure in ("latency_ms",):
+        p50 = changed["rows"][0]["contenders"][0][figure]["p50"]
+        for name in ("value", "low", "high"):
+            p50[name] *= factor
+    return changed
+
+
+def test_compare_flags_only_what_got_worse_beyond_the_limit(record: Record) -> None:
+    p50 = record["rows"][0]["contenders"][0]["latency_ms"]["p50"]
+    p50["low"], p50["high"] = p50["value"] * 0.99, p50["value"] * 1.01
+    assert compare_records(record, record, 0.05)["regressions"] == []
+    worse = compare_records(record, _slower(record, 1.2), 0.05)["regressions"]
+    assert [(row["contender"], row["figure"]) for row in worse] == [("xgr", "latency p50, ms")]
+    assert worse[0]["ratio"] == pytest.approx(1.2)
+    assert compare_records(record, _slower(record, 0.5), 0.05)["regressions"] == []
+    assert compare_records(record, _slower(record, 1.2), 0.5)["regressions"] == []
+    assert compare_records(record, _slower(record, 1.2), None)["regressions"] == []
+
+
+def test_compare_takes_noise_for_noise(record: Record) -> None:
+    p50 = record["rows"][0]["contenders"][0]["latency_ms"]["p50"]
+    p50["low"], p50["high"] = p50["value"] * 0.5, p50["value"] * 2
+    assert compare_records(record, _slower(record, 1.2), 0.05)["regressions"] == []
+
+
+def test_compare_flags_lost_contenders_and_wrong_answers(record: Record) -> None:
+    gone, wrong = copy.deepcopy(record), copy.deepcopy(record)
+    gone["rows"][0]["contenders"][0] = {"name": "xgr", "what": "", "status": "out of memory", "reason": ""}
+    wrong["rows"][0]["contenders"][0]["parity"]["marks"] = ["1 invalid"]
+    assert [row["figure"] for row in compare_records(record, gone, 0.05)["regressions"]] == ["status"]
+    assert [row["figure"] for row in compare_records(record, wrong, 0.05)["regressions"]] == ["answers"]
+
+
+def test_compare_needs_rows_in_common(record: Record) -> None:
+    other = copy.deepcopy(record)
+    for row in other["rows"]:
+        row["beam"] += 1
+    with pytest.raises(InputError, match="no row in common"):
+        compare_records(record, other, 0.05)
+    assert parse_share("5%") == parse_share("0.05") == 0.05
+    with pytest.raises(UsageError):
+        parse_share("fast")
+
+
+def test_records_survive_the_disk_and_foreign_files_are_refused(record: Record, tmp_path: Path) -> None:
+    write_record(tmp_path / "deep" / "a.json", record)
+    assert read_record(tmp_path / "deep" / "a.json")["rows"] == record["rows"]
+    (tmp_path / "b.json").write_text('{"kind": "manifest"}')
+    (tmp_path / "c.json").write_text("{")
+    for name in ("b.json", "c.json", "absent.json"):
+        with pytest.raises(InputError):
+            read_record(tmp_path / name)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def _xgr(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "xgr_cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_command_writes_json_and_report(tmp_path: Path) -> None:
+    sizes = ["--items", "300", "--codes", "20x2", "--context", "6", "--users", "1", "--beam", "3", "--budget", "0.02"]
+    html, out = tmp_path / "r.html", tmp_path / "r.json"
+    choice = ["--geometry", "quick", "--baselines", "none", "--no-ablations"]
+    done = _xgr("bench", *sizes, *choice, "--html", str(html), "--out", str(out), "--json", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["schema_version"] == 1
+    assert result["rows"] == read_record(out)["rows"]
+    assert result["rows"][0]["top_k"] == 3
+    assert html.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_compare_command_exits_1_on_a_regression(record: Record, tmp_path: Path) -> None:
+    p50 = record["rows"][0]["contenders"][0]["latency_ms"]["p50"]
+    p50["low"], p50["high"] = p50["value"] * 0.99, p50["value"] * 1.01
+    for name, factor in (("a", 1.0), ("b", 1.5)):
+        write_record(tmp_path / f"{name}.json", _slower(record, factor))
+    a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    assert _xgr("bench", "compare", a, b, "--fail-over", "5%").returncode == 1
+    assert _xgr("bench", "compare", a, b).returncode == 0
+    assert _xgr("bench", "compare", a, a, "--fail-over", "5%").returncode == 0
+    assert _xgr("bench", "compare", a).returncode == 2
+    assert _xgr("bench", "frobnicate").returncode == 2
