@@ -11,6 +11,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Without a GPU, Triton kernels run in its interpreter, which has to be chosen before anything imports them.
+if not Path("/proc/driver/nvidia/version").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Variables that steer the tests themselves, not the command line.
 _KEPT = {"XGR_TEST_DATA"}
 

@@ -23,6 +23,8 @@ class DeviceSearch:
         users: places of a batch (U); buffers are allocated once for it.
     """
 
+    step = Step  # how the best candidates of a level are chosen
+
     def __init__(self, setup: SearchSetup, users: int) -> None:
         self.setup = setup
         width, rows = setup.options.beam, 1
@@ -55,7 +57,7 @@ class DeviceSearch:
                 finite = finite & hidden.isfinite().all()
             logits = Logits(*setup.head.level_scores(hidden, depth, setup.options.score_over))
             work = self._workspaces[depth]
-            step = Step(beams, level, logits, dead.inner[depth], dead.leaves, work)
+            step = self.step(beams, level, logits, dead.inner[depth], dead.leaves, work)
             normaliser = step.expand()
             if level.leaf is not None:
                 chosen = step.select(normaliser, setup.options.beam, leaves=True)

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from xgr_engine.search.device import DeviceSearch
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.exclusions import NO_NODE
+
+if TYPE_CHECKING:  # it needs Triton, which a machine without a GPU may lack
+    from xgr_engine.search.device import DeviceSearch
 
 _GRAPHS_KEPT = 8
 
@@ -53,7 +56,7 @@ class GraphedSearch:
     Args:
         cache: the keys and values that prefill fills; graphs hold its addresses.
         capture: False runs the same kernels one by one (for shapes seen once, and to measure what graphs save).
-        make_search: what is captured: a :class:`DeviceSearch`, or another search of fixed shapes.
+        make_search: what is captured, if not a :class:`DeviceSearch`: another search of fixed shapes.
     """
 
     def __init__(
@@ -62,8 +65,12 @@ class GraphedSearch:
         cache: KVCache,
         *,
         capture: bool = True,
-        make_search: Callable[[SearchSetup, int], DeviceSearch] = DeviceSearch,
+        make_search: Callable[[SearchSetup, int], DeviceSearch] | None = None,
     ) -> None:
+        if make_search is None:
+            from xgr_engine.search.device import DeviceSearch
+
+            make_search = DeviceSearch
         self.setup = setup
         self.cache = cache
         self.capture = capture

@@ -10,14 +10,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from xgr_engine.models.packing import PackedPrompts
-from xgr_engine.search.device import DeviceSearch
 from xgr_engine.search.graphed import GraphedSearch, places_for
+from xgr_engine.search.prefill import GraphedPrefill
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
+
+if TYPE_CHECKING:
+    from xgr_engine.search.device import DeviceSearch
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,14 @@ class Lane:
         *,
         graphs: bool,
         number: int = 0,
-        make_search: Callable[[SearchSetup, int], DeviceSearch] = DeviceSearch,
+        make_search: Callable[[SearchSetup, int], DeviceSearch] | None = None,
     ) -> None:
         self.model = setup.model
         self.number = number
         self.stream = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
             self.cache = self.model.new_cache(tokens, places_for(users), setup.slots)
+            self.prefill = GraphedPrefill(self.model, self.cache, capture=graphs)
             self.search = GraphedSearch(setup, self.cache, capture=graphs, make_search=make_search)
         self._last: torch.cuda.Event | None = None
 
@@ -70,7 +75,7 @@ class Lane:
                     tensor.record_stream(self.stream)
             started = _event()
             started.record()
-            found = self.search.run(self.model.prefill(pack, self.cache), dead)
+            found = self.search.run(self.prefill.run(pack), dead)
             outcome = Outcome(*(_to_host(tensor) for tensor in (found.leaf, found.score, found.finite)))
             self._last = _event()
             self._last.record()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -18,20 +20,27 @@ def prompt_attention(
 ) -> Tensor:
     """Args and result as :func:`xgr_engine.xattention.reference.prompt_attention`.
 
-    Sequences of equal shape that follow one another run as one call; the others one by one, without padding.
+    Sequences of equal shape that follow one another run as one call; the others one by one, without padding. Call it
+    inside :func:`preferred_kernels`.
     """
     parts = []
-    with sdpa_kernel(_PREFERRED, set_priority=True):
-        for first, last, queries, keys in _runs(query_start, key_start):
-            q0, k0, count = query_start[first], key_start[first], last - first
-            mixed = _attend(
-                q[q0 : q0 + count * queries].view(count, queries, *q.shape[1:]),
-                k[k0 : k0 + count * keys].view(count, keys, *k.shape[1:]),
-                v[k0 : k0 + count * keys].view(count, keys, *v.shape[1:]),
-                scale,
-            )
-            parts.append(mixed.flatten(0, 1))
+    for first, last, queries, keys in _runs(query_start, key_start):
+        q0, k0, count = query_start[first], key_start[first], last - first
+        mixed = _attend(
+            q[q0 : q0 + count * queries].view(count, queries, *q.shape[1:]),
+            k[k0 : k0 + count * keys].view(count, keys, *k.shape[1:]),
+            v[k0 : k0 + count * keys].view(count, keys, *v.shape[1:]),
+            scale,
+        )
+        parts.append(mixed.flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@contextmanager
+def preferred_kernels() -> Iterator[None]:
+    """torch's fused attention kernels in our order of preference, for all calls inside (entering it costs time)."""
+    with sdpa_kernel(_PREFERRED, set_priority=True):
+        yield
 
 
 def _runs(query_start: list[int], key_start: list[int]) -> list[tuple[int, int, int, int]]:

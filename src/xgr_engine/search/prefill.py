@@ -1,0 +1,81 @@
+"""Prefill of a single prompt as a CUDA graph: alone, a short prompt is computed faster than its kernels are launched.
+
+With several prompts in a batch the launches hide behind the device's work, and their ragged shapes rarely come again;
+those run kernel by kernel. One prompt is rounded up to a few sizes: the tokens behind its end come after it in time,
+so causal attention keeps them from changing anything, and their keys are never read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.xattention.cache import KVCache
+
+_GRAPHS_KEPT = 8
+_STEP = 128  # sizes are multiples of it
+_LONGEST = 4096  # from here on the device takes longer than the launches
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    pack: PackedPrompts
+    hidden: Tensor
+
+
+class GraphedPrefill:
+    """Prefills over one cache.
+
+    Args:
+        cache: filled by every call; graphs hold its addresses.
+        capture: False runs everything kernel by kernel.
+    """
+
+    def __init__(self, model: DecoderOnly, cache: KVCache, *, capture: bool) -> None:
+        self.model = model
+        self.cache = cache
+        self.capture = capture
+        self._graphs: OrderedDict[int, _Captured] = OrderedDict()
+
+    def run(self, pack: PackedPrompts) -> Tensor:
+        """The last hidden states [U, H] of a batch. They stand until the next call."""
+        size = -(-pack.lengths[0] // _STEP) * _STEP
+        if not self.capture or len(pack.lengths) > 1 or size > min(_LONGEST, self.cache.tokens):
+            return self.model.prefill(pack, self.cache)
+        self.cache.begin(pack.lengths, shared=0)
+        captured = self._graphs.get(size) or self._captured(size)
+        self._graphs.move_to_end(size)
+        captured.pack.tokens[: len(pack.tokens)].copy_(pack.tokens)
+        captured.pack.last.copy_(pack.last)
+        captured.graph.replay()
+        return captured.hidden
+
+    def _captured(self, size: int) -> _Captured:
+        while len(self._graphs) >= _GRAPHS_KEPT:
+            self._graphs.popitem(last=False)
+        device = self.model.device
+        places = torch.arange(size, device=device)
+        pack = PackedPrompts(
+            tokens=torch.zeros_like(places),
+            positions=places,
+            prefix=0,
+            lengths=[size],
+            query_start=[0, size],
+            key_start=[0, size],
+            cache_rows=places,
+            prefix_rows=places.new_empty((1, 0)),
+            last=places[-1:].clone(),
+        )
+        graph = torch.cuda.CUDAGraph()
+        with self.model.ops.prefill_scope():
+            self.model.fill(pack, self.cache)  # compiles, and lets libraries allocate
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                hidden = self.model.fill(pack, self.cache)
+        self._graphs[size] = _Captured(graph, pack, hidden)
+        return self._graphs[size]
