@@ -12,6 +12,7 @@ from tiny import CODES, TinyCatalog, TinyWorld, random_prompts, token_table
 from xgr_engine.bench.baselines.masked_search import MaskedRecommender, MaskedSearch
 from xgr_engine.bench.baselines.paged import PagedDecoder
 from xgr_engine.bench.baselines.paper import PaperDecoder
+from xgr_engine.bench.baselines.sorted_search import SortedSearch
 from xgr_engine.errors import UsageError
 from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.packing import PackedPrompts
@@ -138,6 +139,20 @@ def test_paper_forms(
     search = MaskedSearch(recommender.setup, len(LENGTHS) + 1, **recommender._search)
     same(device_answer(search), host_answer(setup), len(LENGTHS))
     assert search._forbidden.all(), "a batch must leave the masks as it found them"
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize(("beam", "mixed"), [(5, False), (33, True)])
+def test_full_sort(world: TinyWorld, beam: int, mixed: bool) -> None:
+    """Early termination off: the same lists, and every candidate read."""
+    depths = np.random.default_rng(2).integers(1, 5, 90) if mixed else np.full(90, 4)
+    catalog = catalog_of(depths, seed=beam)
+    setup = world.recommender(catalog, SearchOptions(beam=beam, top_k=beam)).setup
+    search = SortedSearch(setup, len(LENGTHS) + 1)
+    same(device_answer(search), host_answer(setup), len(LENGTHS))
+    allowed, read = search.candidates_read()
+    assert allowed == read > 0
 
 
 @pytest.mark.parametrize("kind", ["paged", "paper", "masks"])

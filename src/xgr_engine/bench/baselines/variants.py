@@ -55,17 +55,23 @@ class FullRows(Xgr):
 
 
 class FullSort(Xgr):
-    """No early termination: every live row is expanded before the best are chosen."""
+    """No early termination: every live row is expanded, and every candidate sorted."""
 
     name = "xgr-full-sort"
-    what = "every live row expanded, all candidates ranked"
+    what = "every live row expanded, all candidates sorted"
     rows_at_once = 0
 
-    def available(self, workload: Workload) -> str | None:
-        """On a GPU the short list is part of the kernels."""
-        if workload.model.decoder.ops.name == "triton":
-            return "not available: the device's selection has no form without its short list"
-        return None
+    def make(self, workload: Workload) -> Recommender:
+        """On a CPU the engine without its order of rows, on a GPU with another selection."""
+        if workload.model.decoder.ops.name != "triton":
+            return super().make(workload)
+        from xgr_engine.bench.baselines.sorted_search import SortedRecommender
+
+        model = workload.model
+        suffix, search = model.score_suffix, workload.search
+        return SortedRecommender(
+            model.decoder, model.head, workload.catalog.trie, model.table, search, score_suffix=suffix
+        )
 
 
 class NoOverlap(Xgr):

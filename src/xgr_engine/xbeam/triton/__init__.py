@@ -164,6 +164,11 @@ class Step:
             own_slot: append ``own_slot + place`` to the ancestors: the slot that the new row's own token will take.
         """
         self._score(normaliser, leaves)
+        self.shortlist(k)
+        return self._choose(k, own_slot)
+
+    def shortlist(self, k: int) -> None:
+        """From the workspace's scores, in node order, those that the k best are among: to its short list."""
         work, rows = self.workspace, self.beams.node.shape[1]
         kernels.shortlist_kernel[(len(work.begin),)](
             work.begin,
@@ -181,7 +186,6 @@ class Step:
             GROUP=BLOCK,
             num_warps=8,
         )
-        return self._choose(k, own_slot)
 
     def _score(self, normaliser: Tensor, leaves: bool) -> None:
         level, work, logits = self.level, self.workspace, self.logits
