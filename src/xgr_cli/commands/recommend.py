@@ -37,11 +37,17 @@ def recommend(
     output: Output,
     inputs: Annotated[
         list[str],
-        option("--in", help="users: file, glob or directory (Parquet, CSV, JSON Lines); repeatable", panel=_INPUT),
+        option(
+            "--in",
+            help="users: file, glob or directory, s3:// too (Parquet, CSV, JSON Lines); repeatable",
+            panel=_INPUT,
+        ),
     ],
     model: Annotated[Path, option("--model", help="model directory of xgr convert", panel=_INPUT)] = Path("model"),
     vocab: Annotated[Path, option("--vocab", help="vocabulary of xgr build-vocab", panel=_INPUT)] = Path("vocab"),
-    out: Annotated[Path, option("--out", help="output directory", panel=_OUTPUT, env="XGR_RECS")] = Path("recs"),
+    out: Annotated[
+        str, option("--out", help="output directory, or s3://bucket/folder", panel=_OUTPUT, env="XGR_RECS")
+    ] = "recs",
     user_col: Annotated[str, option("--user-col", help="column copied to the output", panel=_INPUT)] = "user_id",
     history_col: Annotated[
         str, option("--history-col", help="list column, oldest item first", panel=_INPUT)
@@ -209,7 +215,7 @@ def recommend(
             ),
             model=str(model),
             vocab=str(vocab),
-            out=str(out),
+            out=out,
             item_cols=_names(item_cols),
             layout=layout,
             shard_rows=shard_rows,

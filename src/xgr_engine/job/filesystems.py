@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
 
@@ -23,6 +23,8 @@ from xgr_engine.errors import InputError
 
 _SCHEME = "s3://"
 _MAGIC = re.compile(r"[*?[]")
+# options of the store behind a URI; any other question mark is a glob's
+_QUERY = re.compile(r"\?((?:[a-z_]+=[^/?&]*&?)+)$")
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,9 @@ class RemoteFile:
 
     Attributes:
         key: ``bucket/folder/name``.
-        query: of the URI it was named by: endpoint and the like.
     """
 
     key: str
-    query: str = ""
     _filesystem: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -63,6 +63,7 @@ class RemoteFile:
 
     def open(self, mode: str = "rb") -> Any:
         """The object, for reading at any place."""
+        assert mode == "rb"
         return self._filesystem.open_input_file(self.key)
 
     def stream(self) -> Any:
@@ -90,14 +91,13 @@ def is_remote(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Remote:
-    """A place in an object store: ``filesystem`` and ``bucket/key`` in it, and the query of its URI."""
+    """A place in an object store: ``filesystem`` and ``bucket/key`` in it."""
 
     filesystem: Any
     key: str
-    query: str
 
     def file(self, key: str) -> RemoteFile:
-        return RemoteFile(key, self.query, self.filesystem)
+        return RemoteFile(key, self.filesystem)
 
 
 def open_remote(text: str) -> Remote:
@@ -108,8 +108,9 @@ def open_remote(text: str) -> Remote:
     """
     from pyarrow import fs
 
-    parts = urlsplit(text.replace("?", "%3F") if _MAGIC.search(text) and "=" not in text else text)
-    query = dict(parse_qsl(parts.query))
+    options = _QUERY.search(text)
+    place = (text[: options.start()] if options else text).removeprefix(_SCHEME).rstrip("/")
+    query = dict(parse_qsl(options[1])) if options else {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint and "endpoint_override" not in query:
         scheme, _, host = endpoint.rpartition("://")
@@ -119,14 +120,14 @@ def open_remote(text: str) -> Remote:
         query.setdefault("region", region)
     elif "endpoint_override" in query:
         query.setdefault("region", "us-east-1")  # asked for in signatures; a store of one's own has no regions
-    asked = f"{_SCHEME}{parts.netloc}" + (f"?{urlencode(query)}" if query else "")
+    asked = f"{_SCHEME}{place.partition('/')[0]}" + (f"?{urlencode(query)}" if query else "")
     try:
         filesystem, _ = fs.FileSystem.from_uri(asked)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(
             f"{text}: cannot be opened: {error}", hint="check the URI, AWS_REGION and credentials"
         ) from error
-    return Remote(filesystem, (parts.netloc + parts.path).rstrip("/").replace("%3F", "?"), parts.query)
+    return Remote(filesystem, place)
 
 
 def list_remote(text: str) -> tuple[str, list[RemoteFile]]:

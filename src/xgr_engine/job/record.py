@@ -7,7 +7,6 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,11 +160,11 @@ def batch_summary(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def plan_record(subject: Subject, root: Path, state: str, finished: int) -> dict[str, Any]:
+def plan_record(subject: Subject, out: str, state: str, finished: int) -> dict[str, Any]:
     """What ``--dry-run`` says before anything of the machine is known."""
     return {
         "dry_run": True,
-        "output": {"path": str(root), "state": state, "shards_finished": finished},
+        "output": {"path": out, "state": state, "shards_finished": finished},
         "inputs": [_input_record(subject.inputs, number) for number in range(len(subject.inputs.files))],
         "rows": subject.rows,
         "shards": subject.shards,

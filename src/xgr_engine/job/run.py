@@ -24,6 +24,7 @@ from xgr_engine.job.engine import (
     load_engine,
     weight_bytes,
 )
+from xgr_engine.job.filesystems import is_remote
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.lock import is_held
 from xgr_engine.job.manifest import SCHEMA_VERSION, write_manifest
@@ -42,6 +43,7 @@ from xgr_engine.job.record import (
     plan_record,
     state_after,
 )
+from xgr_engine.job.remote import RemoteOutput, run_published, staged
 from xgr_engine.job.resume import unreadable_record
 from xgr_engine.job.shard_work import Finisher, ReadyPiece, ShardWork
 from xgr_engine.job.shards import Piece, Shard, cut
@@ -89,13 +91,15 @@ class JobReport:
 
 def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
     """``--dry-run``: what a run would do. Writes nothing, loads no weights."""
-    job = open_job(options)
+    if is_remote(options.out):
+        RemoteOutput.open(options.out).check(options.fresh)
+    job = open_job(staged(options))
     device, memory = plan_compute(job, (caller or Caller()).note)
     prompt_maker(job)
     earlier = job.earlier
     return JobReport(
         {
-            **plan_record(job.subject, job.out.root, earlier.state, len(earlier.finished)),
+            **plan_record(job.subject, options.out, earlier.state, len(earlier.finished)),
             "items": job.vocabulary.num_items,
             "filters": job.filters.counts,
             "device": device.name,
@@ -121,12 +125,23 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
     metrics = options.operation.metrics_file
     with reported(metrics, lambda: record):
         use_caches(options.operation.cache_dir)
-        report = _run(options, caller, record)
+        report = (_run_published if is_remote(options.out) else _run)(options, caller, record)
     try:
         write_metrics(metrics, report.record, exit_code_of(report.failure))
     except (OSError, OutputWriteError) as error:
         caller.note(f"--metrics-file {metrics} cannot be written: {error}")
     return report
+
+
+def _run_published(options: RecommendOptions, caller: Caller, record: dict[str, Any]) -> JobReport:
+    """A run whose output goes to an object store."""
+    return run_published(
+        options,
+        run=lambda local: _run(local, caller, record),
+        fields_of=lambda local: open_job(local).fields,
+        nothing_to_do=lambda manifest: _done_before(manifest, options.out),
+        check=caller.stop.check,
+    )
 
 
 def _run(options: RecommendOptions, caller: Caller, record: dict[str, Any]) -> JobReport:
@@ -150,10 +165,13 @@ def _run(options: RecommendOptions, caller: Caller, record: dict[str, Any]) -> J
 
 def _nothing_to_do(job: OpenedJob) -> JobReport:
     job.out.tidy()
-    manifest = job.earlier.manifest
+    return _done_before(job.earlier.manifest, str(job.out.root))
+
+
+def _done_before(manifest: Mapping[str, Any], out: str) -> JobReport:
     kept = ("run_id", "fingerprint", "finished", "rows", "shards", "shards_finished", "counts", "audit", "attempts")
     shown = {name: manifest.get(name) for name in kept if name in manifest}
-    return JobReport({"state": "nothing-to-do", "out": str(job.out.root), **shown})
+    return JobReport({"state": "nothing-to-do", "out": out, **shown})
 
 
 def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: float) -> JobReport:
@@ -243,7 +261,7 @@ def _compute(
         work.reader.check_unchanged()
     finally:
         caller.progress.finish()
-        pipeline.trace.write()
+        _save_trace(pipeline.trace, caller.note)
         record["schedule"] = pipeline.summary.to_json()
         record["events"] += events_of(record, pipeline.summary.halvings)
         record["shards_finished"] = len(job.earlier.finished) + work.written
@@ -264,6 +282,13 @@ def _pipeline(
         trace=Trace(None if trace is None else Path(trace)),
     )
     return Pipeline(loaded.engine, loaded.limits, work.stages, settings)
+
+
+def _save_trace(trace: Trace, note: Note) -> None:
+    try:
+        trace.write()
+    except OSError as error:
+        note(f"--trace {trace.path} cannot be written: {error}")
 
 
 def _claimed(todo: Sequence[Shard], stop: Stop) -> Iterator[Piece]:

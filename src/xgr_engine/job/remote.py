@@ -1,0 +1,219 @@
+"""An output in an object store: computed and audited in a local directory, then published.
+
+An object store knows no rename, no fsync and no lock, but the end of an upload is atomic: an object is absent, old or
+whole. So the job runs against a directory of its own below ``--cache-dir``, with everything that a local output has
+(resume, lock, audit), and when it has succeeded its files are put into the store, the manifest first and ``_SUCCESS``
+last. Readers that wait for ``_SUCCESS`` never see half an output. If publishing is interrupted, the same command goes
+on from the local directory; when it is done, the directory is removed.
+
+The lock holds between runs of one machine. Two machines that publish to one place at the same time are not kept apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from xgr_engine.errors import InputError, OutputExistsError, OutputWriteError, UsageError, XgrError
+from xgr_engine.job.filesystems import Remote, is_remote, open_remote
+from xgr_engine.job.manifest import KIND, differences
+from xgr_engine.job.options import RecommendOptions
+
+_SHOWN = 5
+_BLOCK = 8 << 20
+_OURS = re.compile(
+    r"(?:[^/]+=[^/]*/)*part-\d{5,}-of-\d{5,}\.parquet|_SUCCESS|_xgr/manifest\.json|_xgr/rejects\.parquet"
+)
+
+
+class Report(Protocol):
+    """``job.run.JobReport``."""
+
+    @property
+    def record(self) -> dict[str, Any]: ...
+    @property
+    def failure(self) -> XgrError | None: ...
+
+
+Done = TypeVar("Done", bound=Report)
+
+
+@dataclass(frozen=True)
+class RemoteOutput:
+    """A prefix of an object store that holds, or shall hold, one output."""
+
+    uri: str
+    place: Remote
+
+    @classmethod
+    def open(cls, uri: str) -> RemoteOutput:
+        """
+        Raises:
+            InputError: not a usable URI; UsageError: no folder below the bucket.
+        """
+        place = open_remote(uri)
+        if "/" not in place.key:
+            raise UsageError(f"--out {uri}: name a folder in the bucket, such as {uri.rstrip('/')}/recs")
+        return cls(uri, place)
+
+    def sizes(self) -> dict[str, int]:
+        """Size of each object, by its name below the prefix."""
+        from pyarrow import fs
+
+        selector = fs.FileSelector(self.place.key, recursive=True, allow_not_found=True)
+        try:
+            infos = self.place.filesystem.get_file_info(selector)
+        except OSError as error:
+            raise InputError(f"--out {self.uri}: the store does not answer: {error}") from error
+        # empty objects that end in a slash are how some tools make folders
+        return {info.path[len(self.place.key) + 1 :]: info.size for info in infos if info.is_file}
+
+    def manifest(self) -> dict[str, Any] | None:
+        """What an earlier run published first; None where there is none of xgr's."""
+        try:
+            with self.place.filesystem.open_input_stream(f"{self.place.key}/_xgr/manifest.json") as stream:
+                record = json.loads(stream.read())
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) and record.get("kind") == KIND else None
+
+    def check(self, fresh: bool) -> dict[str, Any] | None:
+        """The manifest of what is here; None where nothing is.
+
+        Raises:
+            OutputExistsError: objects that xgr did not write.
+        """
+        names = self.sizes()
+        manifest = self.manifest()
+        foreign = [name for name in names if manifest is None or not _OURS.fullmatch(name)]
+        if foreign:
+            shown = ", ".join(sorted(foreign)[:_SHOWN])
+            what = f"--fresh will not touch {self.uri}" if fresh else f"--out {self.uri} cannot be used"
+            raise OutputExistsError(
+                f"{what}: it holds objects that xgr did not write: {shown}", hint="name another folder"
+            )
+        return manifest
+
+    def clear(self) -> None:
+        """Removes an earlier output, ``_SUCCESS`` first and the manifest last."""
+        order = {"_SUCCESS": 0, "_xgr/manifest.json": 2}
+        for name in sorted(self.sizes(), key=lambda name: order.get(name, 1)):
+            self.place.filesystem.delete_file(f"{self.place.key}/{name}")
+
+    def put(self, name: str, content: Path | bytes) -> int:
+        """One object, whole or not at all; returns its size."""
+        size = 0
+        with self.place.filesystem.open_output_stream(f"{self.place.key}/{name}", compression=None) as stream:
+            if isinstance(content, bytes):
+                stream.write(content)
+                return len(content)
+            with content.open("rb") as source:
+                while block := source.read(_BLOCK):
+                    stream.write(block)
+                    size += len(block)
+        return size
+
+
+def staging_of(options: RecommendOptions) -> Path:
+    """The local directory in which the output of a URI is computed: the same for every run of the same command."""
+    home = Path("~").expanduser()
+    if options.operation.cache_dir is not None:
+        root = Path(options.operation.cache_dir)
+    elif home.is_dir() and os.access(home, os.W_OK):
+        root = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "xgr"
+    else:
+        root = Path(tempfile.gettempdir()) / "xgr"
+    name = hashlib.sha256(options.out.rstrip("/").encode()).hexdigest()[:16]
+    return root.absolute() / "outputs" / name
+
+
+def staged(options: RecommendOptions) -> RecommendOptions:
+    """The options of the local run; local outputs stay as they are.
+
+    Raises:
+        UsageError: the output lies in an input, or an input in it.
+    """
+    if not is_remote(options.out):
+        return options
+    out = options.out.rstrip("/") + "/"
+    for text in options.histories.paths:
+        other = text.rstrip("/") + "/"
+        if is_remote(text) and (other.startswith(out) or out.startswith(other)):
+            raise UsageError(f"--out {options.out} and --in {text} lie in each other", hint="name another folder")
+    return replace(options, out=str(staging_of(options)))
+
+
+def run_published(
+    options: RecommendOptions,
+    run: Callable[[RecommendOptions], Done],
+    fields_of: Callable[[RecommendOptions], Mapping[str, Any]],
+    nothing_to_do: Callable[[dict[str, Any]], Done],
+    check: Callable[[], None],
+) -> Done:
+    """Runs the job in its staging directory and publishes what it made.
+
+    Args:
+        run: runs a local job; fields_of: the fingerprint's fields of a job.
+        nothing_to_do: the report of a finished output, from its manifest.
+        check: called between objects; may raise to stop.
+
+    Raises:
+        OutputExistsError: the place holds the output of another run, or objects of others.
+        OutputWriteError: the store refused an object; the same command goes on.
+    """
+    output = RemoteOutput.open(options.out)
+    local = staged(options)
+    manifest = output.check(options.fresh)
+    if manifest is not None and not options.fresh:
+        changed = differences(manifest.get("fingerprint_fields", {}), fields_of(local))
+        if changed:
+            raise OutputExistsError(
+                f"--out {options.out} holds the output of another run: {changed[0]}",
+                why="; ".join(changed[1:_SHOWN]),
+                hint="name another folder, or replace that output with --fresh",
+            )
+        if "_SUCCESS" in output.sizes():
+            return nothing_to_do(manifest)
+    report = run(local)
+    if report.failure is not None:
+        return report
+    published = _publish(output, Path(local.out), check)
+    report.record["published"] = published
+    shutil.rmtree(local.out)
+    return report
+
+
+def _publish(output: RemoteOutput, directory: Path, check: Callable[[], None]) -> dict[str, Any]:
+    """Puts a finished output into the store and compares the sizes there. What stood there before goes first."""
+    parts = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("part-*.parquet"))
+    manifest = json.loads((directory / "_xgr" / "manifest.json").read_text("utf-8"))
+    manifest["options"]["out"]["value"] = output.uri
+    manifest["published"] = {"to": output.uri, "parts": len(parts)}
+    try:
+        output.clear()
+        sent = {"_xgr/manifest.json": output.put("_xgr/manifest.json", json.dumps(manifest, indent=2).encode() + b"\n")}
+        for name in [*parts, "_xgr/rejects.parquet"]:
+            check()
+            sent[name] = output.put(name, directory / name)
+        found = output.sizes()
+        if wrong := sorted(name for name, size in sent.items() if found.get(name) != size):
+            name, there = wrong[0], found.get(wrong[0], "no")
+            raise OutputWriteError(f"{output.uri}: {name} has {there} bytes in the store, {sent[name]} were sent")
+        output.put("_SUCCESS", b"")
+    except (OSError, pa.ArrowException) as error:
+        raise OutputWriteError(
+            f"{output.uri}: the store refused an object: {error}",
+            why=f"everything is computed and lies in {directory}",
+            hint="run the same command again: it only publishes",
+        ) from error
+    return {**manifest["published"], "bytes": sum(sent.values())}
