@@ -32,7 +32,7 @@ ABLATIONS = (
     Ablation("xBeam: early termination", "every live row expanded, all candidates ranked", "xgr-full-sort"),
     Ablation("xSchedule: graph", "kernels launched one by one", "xgr-eager"),
     Ablation("xSchedule: overlap", "one batch at a time, host and device in turn", "xgr-no-overlap"),
-    Ablation("xSchedule: streams", "one stream", None),
+    Ablation("xSchedule: streams", "one stream: batches in flight compute in turn", "xgr-one-stream"),
     Ablation("shared prefix", "the prompts' common beginning computed once a user", "xgr-no-shared-prefix"),
     Ablation("all of them", "paged, masks, W rows, full sort, eager, one thread", "all-off"),
 )
@@ -59,7 +59,7 @@ def run_ablations(workload: Workload, budget: Budget, note: Note) -> dict[str, A
         if found is None:
             entry |= {
                 "status": "not available",
-                "reason": "this engine runs one stream: there is nothing to switch off",
+                "reason": "no such variant in this version",
             }
         elif found["status"] == "not run":
             reason = found["reason"].removeprefix("not available: ")

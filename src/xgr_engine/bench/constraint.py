@@ -135,7 +135,8 @@ def engine_search(workload: Workload, hidden: Tensor) -> tuple[Callable[[], Outc
     recommender = Recommender(model.decoder, model.head, workload.catalog.trie, model.table, workload.search)
     setup = recommender.setup
     nothing = torch.full((users, 0), NO_NODE, dtype=torch.int32, device=model.device)
-    dead = DeadNodes(inner=tuple(nothing for _ in setup.levels), leaves=nothing)
+    root = torch.zeros(users, dtype=torch.int64, device=model.device)
+    dead = DeadNodes(inner=tuple(nothing for _ in setup.levels), leaves=nothing, root=root)
     cache = model.decoder.new_cache(users, places_for(users), setup.slots)
     cache.begin([1] * users, 0)
     if model.decoder.ops.name == "triton":

@@ -77,10 +77,12 @@ class Row:
         self._weights = workload.model.bytes
         self._reference = reference_answers(workload, workload.batch(0, min(_COMPARED_USERS, workload.users)))
         free_memory(workload.model.device)
-        for name in self.measured:
-            self._prepare(name)
-        self._time(list(self._ready))
-        self._release_all()
+        try:
+            for name in self.measured:
+                self._prepare(name)
+            self._time(list(self._ready))
+        finally:
+            self._release_all()
         return self.to_json()
 
     # ---- preparing --------------------------------------------------------------------------------------------------
@@ -181,14 +183,26 @@ class Row:
             if isinstance(contender, OneAtATime) or device.type == "cpu":
                 found.rate, found.rate_from = latency.inverse(self.workload.users), "median latency"
             else:
-                found.rate, found.rate_from = self._rate(contender, latency.value), "batches in flight"
+                found.rate, found.rate_from = self._overlapped_rate(contender, latency)
             if (statistics := getattr(contender, "statistics", None)) is not None:
                 found.statistics = statistics()
+
+    def _overlapped_rate(self, contender: Contender, latency: Estimate) -> tuple[Estimate, str]:
+        """Batches in flight need buffers of their own; where these do not fit, the rate is that of one at a time."""
+        try:
+            return self._rate(contender, latency.value), "batches in flight"
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        free_memory(self.workload.model.device)
+        return latency.inverse(self.workload.users), "median latency: no memory for batches in flight"
 
     def _rate(self, contender: Contender, latency: float) -> Estimate:
         """Users a second over runs of many batches."""
         count = max(3, min(50, int(self.budget.seconds / _ROUNDS_OF_THROUGHPUT / latency)))
         batches = [self._batches[number % len(self._batches)] for number in range(count)]
+        for _answer in contender.run_many(batches[:3]):  # the first overlap makes buffers and graphs
+            pass
         rates = []
         for _ in range(_ROUNDS_OF_THROUGHPUT):
             start = time.perf_counter()

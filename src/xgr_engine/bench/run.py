@@ -185,16 +185,16 @@ class Bench:
     # ---- parts ------------------------------------------------------------------------------------------------------
 
     def _row(self, workload: Workload) -> None:
-        title = f"{workload.context} tokens x {workload.users} users x W {workload.search.beam}"
-        if self._in_time(f"{workload.model.name}, {title}"):
-            self.caller.note(f"{workload.model.name}: {title}")
+        def measure() -> None:
             names = list(dict.fromkeys(("xgr", *self.options.baselines)))
             self.record["rows"].append(Row(workload, names, self._budget, self.caller.note).measure())
-            self.caller.keep(self.record)
+
+        size = f"{workload.context} tokens x {workload.users} users x W {workload.search.beam}"
+        self._part(f"{workload.model.name}, {size}", measure)
         self.caller.progress.advance(1)
 
     def _part(self, name: str, measure: Callable[[], None]) -> None:
-        """A part beside the rows: one that fails is reported, and does not take the rest along."""
+        """A part that fails is reported, and does not take the rest along."""
         if not self._in_time(name):
             return
         self.caller.note(name)

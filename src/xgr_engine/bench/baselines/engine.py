@@ -13,10 +13,10 @@ from xgr_engine.bench.baselines.base import NotAvailableError, RankedSids
 from xgr_engine.bench.workloads import Batch, BenchCatalog, Workload
 from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
 from xgr_engine.models.ops import reference_ops
-from xgr_engine.recommender import ROWS_AT_ONCE, PendingBatch, Recommender
+from xgr_engine.recommender import LANES, ROWS_AT_ONCE, PendingBatch, Recommender
 from xgr_engine.xbeam.ranking import BatchResult
 
-_IN_FLIGHT = 2
+_IN_FLIGHT = LANES + 1  # one queued behind those that compute
 
 
 class Xgr:
@@ -27,6 +27,7 @@ class Xgr:
     graphs = True
     rows_at_once = ROWS_AT_ONCE
     in_flight = _IN_FLIGHT
+    lanes = LANES
 
     def __init__(self) -> None:
         self.recommender: Recommender | None = None
@@ -54,6 +55,7 @@ class Xgr:
             score_suffix=model.score_suffix,
             rows_at_once=self.rows_at_once,
             graphs=self.graphs,
+            lanes=self.lanes,
         )
 
     def run(self, batch: Batch) -> RankedSids:

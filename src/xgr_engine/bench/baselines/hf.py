@@ -128,7 +128,6 @@ class HuggingFace(OneAtATime):
             num_beams=workload.search.beam,
             num_return_sequences=workload.search.top_k,
             max_new_tokens=steps,
-            min_new_tokens=steps,
             do_sample=False,
             length_penalty=0.0,
             early_stopping=True,

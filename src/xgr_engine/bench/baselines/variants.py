@@ -86,6 +86,18 @@ class NoOverlap(Xgr):
         return None if workload.model.device.type == "cuda" else "not available: the CPU is host and device in one"
 
 
+class OneStream(Xgr):
+    """Batches in flight share one stream: the next is queued behind the one that computes."""
+
+    name = "xgr-one-stream"
+    what = "one stream, so that batches in flight compute one after the other"
+    lanes = 1
+
+    def available(self, workload: Workload) -> str | None:
+        """Streams exist on a GPU only."""
+        return None if workload.model.device.type == "cuda" else "not available: a CPU has no streams"
+
+
 class NoSharedPrefix(Xgr):
     """What all prompts begin with is computed once a user instead of once a batch."""
 
