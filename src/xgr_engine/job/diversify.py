@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.filters import ItemFilters
 from xgr_engine.options import Exclusion, SearchOptions, UserRules
-from xgr_engine.xschedule.engines import BatchOutcome, Engine
+from xgr_engine.xschedule.engines import BatchOutcome, Engine, Span, staged
 
 IntArray = NDArray[np.int32]
 
@@ -50,6 +50,7 @@ class DiverseEngine:
         assert filters.cap is not None and filters.capped is not None
         self.passes = {"users": 0, "searches": 0, "longest": 0}
         self._engine = engine
+        self._steps = staged(engine)
         self._most = filters.cap.most
         self._value = filters.capped.of_item
         self._search = search
@@ -63,7 +64,21 @@ class DiverseEngine:
 
     def run(self, prompts: list[IntArray], excluded: list[Exclusion]) -> DiverseResult:
         """Capped lists of a batch; arguments as of the engine."""
-        return self._complete(prompts, excluded, self._engine.run(prompts, excluded))
+        return self.collect(self.launch(self.prepare(prompts, excluded)))
+
+    # The three steps of :class:`xgr_engine.xschedule.engines.StagedEngine`. Further searches run inside ``collect``.
+
+    def prepare(self, prompts: list[IntArray], excluded: list[Exclusion]) -> _Steps:
+        return _Steps(prompts, excluded, self._steps.prepare(prompts, excluded))
+
+    def launch(self, ready: _Steps) -> _Steps:
+        return replace(ready, inner=self._steps.launch(ready.inner))
+
+    def collect(self, pending: _Steps) -> DiverseResult:
+        return self._complete(pending.prompts, pending.excluded, self._steps.collect(pending.inner))
+
+    def span(self, pending: _Steps) -> Span:
+        return self._steps.span(pending.inner)
 
     def _complete(self, prompts: list[IntArray], excluded: list[Exclusion], first: BatchOutcome) -> DiverseResult:
         """Searches again until no list can become longer."""
@@ -125,6 +140,15 @@ class DiverseEngine:
             scores=np.concatenate([kept.scores for kept in lists]).astype(np.float32),
             short=counts < self._search.top_k,
         )
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A batch on its way; ``inner`` is what the engine below made of it."""
+
+    prompts: list[IntArray]
+    excluded: list[Exclusion]
+    inner: Any
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from xgr_engine.errors import UsageError
+
 # Enough for hours of batches; a trace beyond that opens in no viewer.
 _MOST_EVENTS = 400_000
 
@@ -19,9 +21,14 @@ class Trace:
     """Collects spans. Without a path it collects nothing and costs nothing.
 
     Times are seconds of ``time.perf_counter``.
+
+    Raises:
+        UsageError: the path's directory is not there.
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"--trace {path}: there is no directory {path.parent}")
         self.path = path
         self._zero = time.perf_counter()
         self._events: list[dict[str, Any]] = []
