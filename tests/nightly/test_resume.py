@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from job_support import Place
 from nightly_support import Stage, rows_of, same_output, write_users
 
 from xgr_engine.errors import HistoryError, InputError, OutputExistsError, XgrError
+from xgr_engine.job.options import OperationOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.run import plan_job
 from xgr_engine.job.stop import Stop, Stopped
@@ -299,3 +301,57 @@ def test_a_damaged_model_is_named_and_does_not_touch_a_started_output(
     data[-5] ^= 1
     weights.write_bytes(data)
     assert stage.run(options).failure is None
+
+
+def test_a_file_under_another_partition_is_another_input(place: Place, stage: Stage) -> None:
+    """The value in the directory's name is a column of its rows."""
+    for day in ("1", "2"):
+        (place.root / f"dt={day}").mkdir()
+        write_users(place.root / f"dt={day}" / "users.parquet", 40, 40)
+    stage.run(place.options(place.root / "dt=1", keep=("dt",)))
+    with pytest.raises(OutputExistsError, match="inputs: other files"):
+        stage.run(place.options(place.root / "dt=2", keep=("dt",)))
+
+
+# ---- rows that make the engine raise --------------------------------------------------------------------------------
+
+
+def test_only_the_row_that_makes_the_engine_raise_is_rejected(place: Place, stage: Stage, users: Path) -> None:
+    """Its batch is cut until the row is found; the others get what they get without it."""
+    whole = place.root / "whole"
+    stage.run(place.options(users, shard_rows=SHARD_ROWS, out=str(whole)))
+    bad = [7, 8, 133]
+    table = pq.read_table(users).to_pylist()
+    for row in bad:
+        table[row]["history"] = [139] * 9
+    prompts_of_bad = 9 * 3
+
+    def fails(prompts: list[Any]) -> bool:
+        return any(len(prompt) == prompts_of_bad for prompt in prompts)
+
+    pq.write_table(pa.Table.from_pylist(table, schema=pq.read_schema(users)), users, row_group_size=80)
+    report = stage.run(place.options(users, shard_rows=SHARD_ROWS, max_rejects="3"), fails=fails)
+    assert report.failure is None and report.record["audit"]["misplaced"] == 0
+    assert [(row["row"], row["user"], row["reason"]) for row in place.rejects()] == [
+        (row, f"u{row}", "engine-error") for row in bad
+    ]
+    assert all("a row that makes the engine raise" in row["detail"] for row in place.rejects())
+    mine, theirs = (pa.concat_tables([part for _, part in rows_of(out)]) for out in (place.out, whole))
+    for row in range(SHARDS * SHARD_ROWS):
+        assert (mine["items"][row].as_py() is None) if row in bad else mine.slice(row, 1).equals(theirs.slice(row, 1))
+
+
+def test_memory_that_is_short_is_an_event_and_not_a_reject(place: Place, stage: Stage, users: Path) -> None:
+    """cases.md: LC-Rec: out of memory in a batch: split and retried; the event is in the manifest and the metrics."""
+    metrics = place.root / "xgr.prom"
+
+    def short(number: int) -> None:
+        if number == 1:
+            raise MemoryError("no memory left")
+
+    operation = OperationOptions(metrics_file=str(metrics))
+    report = stage.run(place.options(users, shard_rows=SHARD_ROWS, operation=operation), short)
+    assert report.failure is None and report.record["counts"]["rejects"] == 0
+    [event] = report.record["events"]
+    assert event["kind"] == "out-of-memory" and event["attempt"] == 1 and event["users"] > 1
+    assert 'xgr_events{name="xgr",kind="out-of-memory"} 1\n' in metrics.read_text()

@@ -19,6 +19,7 @@ from xgr_engine.errors import InputError
 from xgr_engine.job.commit import commit_text
 from xgr_engine.job.inputs import Inputs
 from xgr_engine.job.options import RecommendOptions, fingerprinted
+from xgr_engine.job.partitions import folder_of
 
 SCHEMA_VERSION = 1
 KIND = "recommendations"
@@ -34,11 +35,19 @@ def fingerprint_fields(options: RecommendOptions, inputs: Inputs, model: str, vo
     return {
         "schema_version": SCHEMA_VERSION,
         **{f"option {name}": value for name, value in fingerprinted(options).items()},
-        # the name, not the whole path: a file that was moved is still the same input
-        "inputs": [[file.path.name, file.sha256] for file in inputs.files],
+        "inputs": input_fields(inputs),
         "model": model,
         "vocab": vocab,
     }
+
+
+def input_fields(inputs: Inputs) -> list[list[str]]:
+    """Name and SHA-256 of each input file.
+
+    The name and the values of its partition, which are data, but not the whole path: a file that was moved is still the
+    same input.
+    """
+    return [["/".join(filter(None, (folder_of(file.partition), file.path.name))), file.sha256] for file in inputs.files]
 
 
 def fingerprint(fields: Mapping[str, Any]) -> str:

@@ -187,6 +187,8 @@ class OutDir:
     def create(self, shards: Sequence[Shard] = ()) -> None:
         """The directories that a run writes into."""
         self.shards.mkdir(parents=True, exist_ok=True)
+        for made in (self.shards.parent, self.root, self.root.parent):
+            sync(made)  # or a power loss takes the directories with all that is in them
         for folder in sorted({shard.folder for shard in shards if shard.folder}):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
             for made in (self.root / folder).relative_to(self.root).parents:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from xgr_engine.errors import OutputExistsError
 from xgr_engine.job.filesystems import parquet_source
 from xgr_engine.job.inputs import InputFile, Inputs
-from xgr_engine.job.manifest import differences, fingerprint
+from xgr_engine.job.manifest import differences, fingerprint, input_fields
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.shards import Shard
 
@@ -171,7 +171,7 @@ def mended_inputs(earlier: Mapping[str, Any], inputs: Inputs, shards: Sequence[S
     """
     unreadable = {record["file"]: record for record in earlier.get("unreadable", [])}
     before = earlier.get("fingerprint_fields", {}).get("inputs") or []
-    now_there = [[file.path.name, file.sha256] for file in inputs.files]
+    now_there = input_fields(inputs)
     if len(before) != len(now_there):
         return False
     changed = [number for number, pair in enumerate(zip(before, now_there, strict=True)) if pair[0] != pair[1]]
