@@ -143,7 +143,7 @@ def recommend(
     ] = "1%",
     on_error: Annotated[
         Literal["reject", "fail"],
-        option("--on-error", help="a batch that raises: reject its rows, or fail", panel=_OUTPUT),
+        option("--on-error", help="a row that makes the engine raise: reject it, or fail", panel=_OUTPUT),
     ] = "reject",
     dry_run: Annotated[
         bool, option("--dry-run", help="check everything, plan shards and memory, write nothing", panel=_OUTPUT)
