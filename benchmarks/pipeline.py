@@ -127,7 +127,6 @@ def compare(args: argparse.Namespace, place: Path) -> dict[str, Any]:
         windows = windows_of(options, loaded)
         if number == 0:
             warm_up(loaded, windows)
-            windows = windows_of(options, loaded)
         ranked: list[Ranked] = []
         for turn in (0, 1) if number % 2 == 0 else (1, 0):
             if turn == 0:
@@ -195,23 +194,25 @@ def warm_up(loaded: LoadedEngine, windows: list[Window]) -> None:
     largest = max(sizes)
     if loaded.limits.fixed_shapes:
         chosen = [sizes[size] for size in sorted(sizes, reverse=True)]
-        compute(loaded, [batch for batch in chosen for _ in range(4)])
+        compute(loaded, [batch for batch in chosen for _ in range(4)], keep=False)
     else:
-        compute(loaded, [sizes[largest]] * 2)
+        compute(loaded, [sizes[largest]] * 2, keep=False)
 
 
-def compute(loaded: LoadedEngine, batches: list[Batch], in_flight: int = 2) -> None:
-    """The engine alone over batches; results go to their windows."""
+def compute(loaded: LoadedEngine, batches: list[Batch], keep: bool = True) -> None:
+    """The engine alone over batches, two in flight; results go to their windows."""
     worker = BatchWorker(loaded.engine, reject_errors=False)
     waiting: deque[Flight] = deque()
 
     def settle() -> None:
         flight = waiting.popleft()
-        flight.batch.window.add(worker.settle(flight))
+        settled = worker.settle(flight)
+        if keep:
+            flight.batch.window.add(settled)
 
     for batch in batches:
         flight = worker.prepare(batch)
-        if len(waiting) >= in_flight:
+        if len(waiting) >= 2:
             settle()
         waiting.append(worker.launch(flight))
     while waiting:

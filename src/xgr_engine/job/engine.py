@@ -123,14 +123,15 @@ def plan_memory(
     """
     suffix = len(model.contract.suffix_ids)
     longest_prompt = model.spec.max_context - model.table.levels - suffix
-    cost = cost_model(model.spec, vocabulary.trie, search, suffix, _itemsize(model, device))
+    gpu = device.gpu_free is not None
+    cost = cost_model(model.spec, vocabulary.trie, search, suffix, _itemsize(model, device), gpu=gpu)
     if max_memory is not None:
         budget, source = max_memory, "--max-memory"
     elif device.gpu_free is not None:
         budget, source = default_budget(device.gpu_free - weight_bytes(model, device), None), "free GPU memory"
     else:
         budget, source = default_budget(None, memory().available), "a fixed share of main memory"
-    return MemoryPlan(budget, source, cost, plan_limits(cost, budget, longest_prompt, device.gpu_free is not None))
+    return MemoryPlan(budget, source, cost, plan_limits(cost, budget, longest_prompt, gpu))
 
 
 def device_peak_bytes(device: str) -> int | None:

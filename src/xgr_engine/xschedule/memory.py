@@ -10,8 +10,10 @@ and Hkv heads of D, V vocabulary, b bytes a value, S slots a user for generated 
   ``per_token += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
 * a decode step of one layer:              ``per_row   += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
 * attention scores against the prompt in float32, where no fused kernel runs: ``per_row += 4 Hq T`` for T = 1024
-* logits of a level's codes in float32, and its candidates: ``per_row += 4 C + 32 * widest fan-out``
+* logits of a level's codes in float32:    ``per_row   += 4 C``
 * generated KV:                            ``per_user  += 2 n Hkv D b S``
+* candidates of all levels, c at most (children of as many of the widest nodes as there are rows), in buffers that
+  captured graphs keep, smaller batches' graphs too: ``per_user += 3 * 32 c``; ``32 c`` without graphs
 * logits of the vocabulary and their exponentials in float32, computed in chunks: ``logits_per_row = 8 V`` up to twice
   the chunk, where the score mode or a score suffix needs them
 
@@ -21,6 +23,10 @@ The width is never lowered to fit: if one user does not fit, that is said before
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
@@ -62,12 +68,15 @@ class CostModel:
         return self.per_token * tokens + self.per_row * rows + self.per_user * users + logits
 
 
-def cost_model(spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: int, itemsize: int) -> CostModel:
+def cost_model(
+    spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: int, itemsize: int, *, gpu: bool = False
+) -> CostModel:
     """The formula of the module for a model, a catalog and a width.
 
     Args:
         suffix: tokens of the score contract after every SID.
         itemsize: bytes of a value in the compute dtype.
+        gpu: fused kernels and captured graphs run.
     """
     kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
     heads = spec.num_heads + 2 * spec.num_kv_heads
@@ -75,18 +84,25 @@ def cost_model(spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: 
     widths = [min(options.beam, trie.num_nodes(depth)) for depth in range(1, trie.levels + 1)]
     slots = sum(widths[:-1]) + options.beam * suffix
     level_codes = max((int(codes.max()) + 1 for codes in trie.codes if len(codes)), default=1)
-    fan_out = max((int((start[1:] - start[:-1]).max()) for start in trie.child_start if len(start) > 1), default=1)
-    attention = 4 * spec.num_heads * min(_TYPICAL_PROMPT, spec.max_context)
+    rows = [1, *widths[:-1]]
+    candidates = sum(_widest(starts, count) for starts, count in zip(trie.child_start, rows, strict=False))
+    attention = 0 if gpu else 4 * spec.num_heads * min(_TYPICAL_PROMPT, spec.max_context)
     whole_vocabulary = options.score_over == "vocab" or suffix > 0
     return CostModel(
         per_token=kv + layer,
-        per_row=layer + attention + 4 * level_codes + 32 * fan_out,
-        per_user=kv * slots,
+        per_row=layer + attention + 4 * level_codes,
+        per_user=kv * slots + 32 * candidates * (3 if gpu else 1),
         rows_per_user=max(widths, default=1),
         logits_per_row=8 * spec.vocab_size if whole_vocabulary else 0,
         logits_cap=2 * _LOGITS_CHUNK if whole_vocabulary else 0,
         level_rows=1 + sum(widths[:-1]),
     )
+
+
+def _widest(child_start: NDArray[np.integer[Any]], rows: int) -> int:
+    """Children of the ``rows`` nodes with the most of them."""
+    counts = np.diff(child_start)
+    return int(np.partition(counts, -rows)[-rows:].sum() if rows < len(counts) else counts.sum())
 
 
 def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) -> BatchLimits:
