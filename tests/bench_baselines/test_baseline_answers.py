@@ -22,6 +22,8 @@ from xgr_engine.search.device import DeviceSearch
 from xgr_engine.search.host import HostSearch
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a model on the CPU, in Triton's interpreter")
+
 LENGTHS = [3, 17, 32, 15]  # contexts that end inside a block, at its end, and one token before
 LONGEST = max(LENGTHS)
 
