@@ -26,7 +26,7 @@ _KINDS = (
         "selection",
         r"topk|sort|select_kernel|shortlist|score_kernel|expand_kernel|searchsorted|cumsum|scatter|nonzero|masked_fill",
     ),
-    ("linear", r"gemm|cutlass|nvjet|xmma|splitk|::mm$|::addmm|::linear|matmul"),
+    ("linear", r"gemm|cutlass|nvjet|xmma|splitk|::mm$|::addmm|linear|matmul"),
     ("copy", r"memcpy|memset|copy_|::to$|_to_copy|::fill_|pin_memory"),
     (
         "elementwise",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 560, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 12, 46
 _SERIES = 8  # colours that the style sheet knows
 
 
@@ -172,7 +172,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten, with 2 and 5 between where there are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if len(powers) <= 4 else (1,)
+    factors = (1, 2, 5) if high / low < 1000 else (1,)
     return [f * 10.0**power for power in powers for f in factors if low <= f * 10.0**power <= high]
 
 
