@@ -9,6 +9,7 @@ older batches fade, so that the model follows the machine.
 from __future__ import annotations
 
 import threading
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -90,22 +91,25 @@ class LatencyModel:
         }
 
 
+# Every choice of coefficients that may be above 0.
+_CHOICES = [list(chosen) for size in (1, 2, 3) for chosen in combinations(range(3), size)]
+
+
 def _solve_non_negative(
     normal: NDArray[np.float64], right: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Least squares with weights >= 0, from the normal equations: coordinate descent on scaled features.
+    """Least squares with weights >= 0, from the normal equations: the best of the solutions that set some to 0.
 
     The small ridge settles what the data leaves open, such as users and tokens that always grow together.
     """
-    matrix = normal / np.outer(scale, scale)
-    vector = right / scale
-    matrix = matrix + np.eye(len(vector)) * (_RIDGE * max(float(np.trace(matrix)), 1e-30))
-    weights = np.zeros(len(vector))
-    for _ in range(200):
-        before = weights.copy()
-        for at in range(len(vector)):
-            rest = vector[at] - matrix[at] @ weights + matrix[at, at] * weights[at]
-            weights[at] = max(0.0, rest / matrix[at, at])
-        if np.abs(weights - before).max() <= 1e-9 * max(1e-30, np.abs(weights).max()):
-            break
-    return weights / scale
+    matrix, vector = normal / np.outer(scale, scale), right / scale
+    matrix = matrix + np.eye(len(vector)) * (_RIDGE * float(np.trace(matrix)))
+    best, lowest = np.zeros(len(vector)), 0.0
+    for chosen in _CHOICES:
+        found = np.linalg.solve(matrix[np.ix_(chosen, chosen)], vector[chosen])
+        residual = -float(vector[chosen] @ found)  # at the solution, up to a constant
+        if (found >= 0).all() and residual < lowest:
+            lowest = residual
+            best = np.zeros(len(vector))
+            best[chosen] = found
+    return best / scale
