@@ -21,6 +21,8 @@ from xgr_engine.bench.workloads import Batch, Prompt, Workload
 Note = Callable[[str], None]
 _STEPS = 5  # halvings of the interval that holds the highest rate
 _CLOSE = 0.04  # or until its ends are this close
+_TRIAL_S = 10.0  # a slow engine gets fewer requests, so that a trial ends in about this time
+_FEWEST = 20
 
 
 @dataclass(frozen=True)
@@ -181,13 +183,20 @@ def largest_batch(contender: Contender, workload: Workload, slo_ms: float) -> tu
 
 
 def highest_rate(
-    contender: Contender, workload: Workload, slo_ms: float, count: int, note: Note, clock: Clock | None = None
+    contender: Contender,
+    workload: Workload,
+    slo_ms: float,
+    count: int,
+    note: Note,
+    clock: Clock | None = None,
+    deadline: float = float("inf"),
 ) -> dict[str, Any]:
     """Search for the highest rate whose P99 keeps the limit.
 
     Args:
         contender: prepared for ``workload``, whose number of users bounds the batches.
-        count: requests of a trial.
+        count: requests of a trial, at most.
+        deadline: of ``time.monotonic``; no trial begins after it.
 
     Returns:
         The rate (None where not even one user in time is possible) and every trial on the way.
@@ -204,7 +213,10 @@ def highest_rate(
     best: Trial | None = None
     rate = 0.8 * high
     for _ in range(_STEPS):
-        trial = try_rate(contender, workload, policy, rate, slo_ms, count, clock)
+        if trials and time.monotonic() > deadline:
+            break
+        requests = max(_FEWEST, min(count, int(rate * _TRIAL_S)))
+        trial = try_rate(contender, workload, policy, rate, slo_ms, requests, clock)
         trials.append(trial)
         note(f"    {trial.rate:,.1f} requests/s: P99 {trial.p99_ms:,.0f} ms, {trial.mean_batch:.1f} users a batch")
         if trial.holds:

@@ -54,11 +54,17 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: 
     assert recommender is not None
     model, device = workload.model.decoder, workload.model.device
     pack = PackedPrompts.of(list(batch.prompts), device)
-    cache = model.new_cache(pack.cache_tokens, len(batch.prompts), 1)
+    _synchronize(device)
+    lane = recommender._lane
+    cache = model.new_cache(pack.cache_tokens, len(batch.prompts), 1) if lane is None else None
 
     @torch.inference_mode()
     def prefill() -> None:
-        model.prefill(pack, cache)
+        if lane is not None:  # as the engine runs it, in its graph where it has one
+            with torch.cuda.stream(lane.stream):
+                lane.prefill.run(pack)
+        elif cache is not None:
+            model.prefill(pack, cache)
         _synchronize(device)
 
     prefill()

@@ -91,6 +91,9 @@ class Bench:
             "constraint": None,
             "timeline": None,
             "phases": None,
+            "claims": [],
+            "noise": {},
+            "seconds": None,
         }
 
     def run(self) -> Record:
@@ -271,8 +274,15 @@ class Bench:
         while True:
             try:
                 contender.prepare(workload)
-                options = self.options
-                found = highest_rate(contender, workload, options.slo_ms, options.online_requests, self.caller.note)
+                options, budget = self.options, self._budget
+                found = highest_rate(
+                    contender,
+                    workload,
+                    options.slo_ms,
+                    options.online_requests,
+                    self.caller.note,
+                    deadline=budget.deadline,
+                )
                 return {"status": "ok", **found}
             except Exception as error:
                 if not is_out_of_memory(error):

@@ -16,6 +16,7 @@ from xgr_engine.models.ops import reference_ops
 from xgr_engine.recommender import LANES, ROWS_AT_ONCE, PendingBatch, Recommender
 from xgr_engine.xbeam.ranking import BatchResult
 
+_ROUND = 128  # the prefill of one prompt is captured at multiples of it
 _IN_FLIGHT = LANES + 1  # one queued behind those that compute
 
 
@@ -41,7 +42,8 @@ class Xgr:
         """Bind the catalog; on a GPU, allocate and capture for the workload's batches."""
         self._catalog = workload.catalog
         self.recommender = self.make(workload)
-        self.recommender.reserve(workload.shared_prefix + workload.users * workload.context, workload.users)
+        tokens = workload.shared_prefix + workload.users * workload.context
+        self.recommender.reserve(-(-tokens // _ROUND) * _ROUND, workload.users)
 
     def make(self, workload: Workload) -> Recommender:
         """The recommender that is measured."""

@@ -273,7 +273,7 @@ def _machine(record: Record) -> str:
         ["ceiling, copy", f"{ceilings['tbs']:.3g} TB/s: {ceilings['copy']}"],
         ["other CPU load", f"{noise.get('other_busy_cores', '?')} cores"],
         ["GPU clocks", str(noise["gpu_clocks"]) if noise.get("gpu_clocks") else None],
-        ["took", f"{record.get('seconds', 0):,.0f} s"],
+        ["took", f"{record['seconds'] or 0:,.0f} s"],
     ]
     command = escape(shlex.join(record["command"]))
     return f"<h2>Machine, versions, command</h2>{table(['', ''], rows)}<p><code>{command}</code></p>"
