@@ -42,6 +42,7 @@ def run_isolated(jobs: Mapping[str, Job], timeout_s: float) -> tuple[dict[str, A
                 (results if good else failures)[name] = value
             else:
                 failures[name] = f"no answer after {timeout_s:.0f} s"
+                process.kill()
         except EOFError:
             failures[name] = "the process died"
         process.join(5)

@@ -17,10 +17,8 @@ from xgr_engine.xattention.triton import AttentionTiles, beam_attention
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 2e-6}
 
 HOPPER = [
-    AttentionTiles(128, 128, stages=2, hopper=True),
-    AttentionTiles(128, 128, stages=2, hopper=True, persistent=False),
     AttentionTiles(128, 64, stages=4, hopper=True),
-    AttentionTiles(128, 64, stages=5, hopper=True, persistent=False),
+    AttentionTiles(128, 128, stages=2, hopper=True),
 ]
 PLAIN = [
     AttentionTiles(128, 64, 8, 3),
@@ -149,7 +147,7 @@ def with_splits(tiles: AttentionTiles, splits: int) -> AttentionTiles:
 def label(tiles: AttentionTiles | None) -> str:
     if tiles is None:
         return "automatic"
-    kind = ("hopper" + ("" if tiles.persistent else "/grid")) if tiles.hopper else f"triton w{tiles.warps}"
+    kind = "hopper" if tiles.hopper else f"triton w{tiles.warps}"
     return f"{kind} {tiles.rows}x{tiles.keys} s{tiles.stages}" + (f" /{tiles.splits}" if tiles.splits > 1 else "")
 
 

@@ -54,18 +54,15 @@ def hopper():
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from xgr_engine.xattention.hopper.folded import folded_attention_kernel
     from xgr_engine.xattention.hopper.kernel import hopper_attention_kernel
 
-    for dim, splits in ((128, 1), (64, 3)):
-        layout = gl.NVMMASharedLayout.get_default_for([128, dim], gl.bfloat16)
-        tile = f"tensordesc<bf16[128, {dim}],{layout!r}>"
-        constants = {"KV_HEADS": 8, "G": 2, "D": dim, "A": 2, "SPLITS": splits, "PARTIAL": splits > 1}
-        constants.update(ROWS=128, KEYS=128, STAGES=2)
+    for dim, keys, stages, splits, own, tiles in ((128, 64, 4, 1, 2, 2), (64, 64, 4, 3, 3, 3), (128, 128, 2, 2, 0, 0)):
+        layout = gl.NVMMASharedLayout.get_default_for([keys, dim], gl.bfloat16)
+        tile = f"tensordesc<bf16[{keys}, {dim}],{layout!r}>"
+        constants = {"KV_HEADS": 8, "G": 2, "D": dim, "A": own, "SPLITS": splits, "PARTIAL": splits > 1}
+        constants.update(ROWS=128, KEYS=keys, STAGES=stages, OWN=tiles)
         out = "*fp32" if splits > 1 else "*bf16"
         build(hopper_attention_kernel, constants, source=GluonASTSource, k_tiles=tile, v_tiles=tile, out=out)
-        constants.update(OWN=1, PINGPONG=True, QUERY_REGISTERS=True)
-        build(folded_attention_kernel, constants, source=GluonASTSource, k_tiles=tile, v_tiles=tile, out=out)
 
 
 def elementwise():

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xgr_engine.errors import UsageError
+from xgr_engine.kernels.launch import ceil_div, multiprocessors, power_of_two
 
 # Bytes of float32 logits alive at once: what the L2 cache of a data-centre GPU keeps, so that they never reach memory.
 _LOGITS_BYTES = 32 << 20
@@ -44,7 +45,7 @@ def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: fl
     _require_rows("add_rms_norm", residual, *([] if delta is None else [delta]))
     out = torch.empty((rows, hidden), dtype=residual.dtype, device=residual.device)
     if rows:
-        block = triton.next_power_of_2(hidden)
+        block = power_of_two(hidden)
         addend = residual if delta is None else delta
         _add_rms_norm_kernel[(rows,)](
             residual,
@@ -80,8 +81,8 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     _require_result("silu_mul", out, (rows, width))
     if rows:
-        block = min(2048, triton.next_power_of_2(width))
-        grid = (rows, triton.cdiv(width, block))
+        block = min(2048, power_of_two(width))
+        grid = (rows, ceil_div(width, block))
         _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), I=width, BLOCK=block, num_warps=max(1, block // 256))
     return out
 
@@ -196,9 +197,9 @@ def rope_and_store(
             KV_HEADS=kv_heads,
             D=dim,
             NORM=q_norm is not None,
-            BLOCK_H=triton.next_power_of_2(heads),
-            BLOCK_KV=triton.next_power_of_2(kv_heads),
-            BLOCK_E=triton.next_power_of_2(dim // 2),
+            BLOCK_H=power_of_two(heads),
+            BLOCK_KV=power_of_two(kv_heads),
+            BLOCK_E=power_of_two(dim // 2),
             num_warps=4,
         )
     return q
@@ -331,10 +332,10 @@ def _fused_logsumexp(hidden: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     rows, (vocabulary, width) = len(hidden), weight.shape
     wide = hidden.dtype == torch.float32
     tile_rows, tile_cols, depth = (32, 64, 32) if wide else (128, 256, 64)
-    tiles = triton.cdiv(vocabulary, tile_cols)
+    tiles = ceil_div(vocabulary, tile_cols)
     state = torch.empty((2, tiles, rows), dtype=torch.float32, device=hidden.device)
-    works = triton.cdiv(rows, tile_rows) * tiles
-    programs = torch.cuda.get_device_properties(hidden.device).multi_processor_count if hidden.is_cuda else 2
+    works = ceil_div(rows, tile_rows) * tiles
+    programs = max(2, multiprocessors(hidden.device))
     _tile_logsumexp_kernel[(min(works, programs),)](
         TensorDescriptor.from_tensor(hidden, [tile_rows, depth]),
         TensorDescriptor.from_tensor(weight, [tile_cols, depth]),
@@ -349,13 +350,14 @@ def _fused_logsumexp(hidden: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         num_stages=2 if wide else 4,
     )
     merge_rows = 8
-    _merge_logsumexp_kernel[(triton.cdiv(rows, merge_rows),)](state, out, rows, tiles, ROWS=merge_rows, TILES=128)
+    _merge_logsumexp_kernel[(ceil_div(rows, merge_rows),)](state, out, rows, tiles, ROWS=merge_rows, TILES=128)
     return out
 
 
 def _require_rows(name: str, *tensors: Tensor) -> None:
-    if any(t.dim() != 2 or t.stride(1) != 1 for t in tensors):
-        raise UsageError(f"{name}: inputs must be matrices with contiguous rows")
+    for t in tensors:
+        if t.dim() != 2 or t.stride(1) != 1:
+            raise UsageError(f"{name}: inputs must be matrices with contiguous rows")
 
 
 def _require_result(name: str, out: Tensor, shape: tuple[int, ...]) -> None:

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xgr_engine.errors import UsageError
+from xgr_engine.kernels.launch import ceil_div, is_hopper, multiprocessors, power_of_two
 
 LOG2E = 1.4426950408889634
 _MERGE_LINES = 8  # lines of a merging program
@@ -39,12 +40,7 @@ class AttentionTiles:
         keys: prompt tokens of a step (a power of two, at least 16).
         warps, stages: Triton's ``num_warps`` and software-pipelining depth.
         splits: programs that share a prompt; partial results are merged by a second kernel when there are several.
-        hopper: run the hand-scheduled kernel of ``hopper.py`` (rows must be 128; warps is not used).
-        persistent: with ``hopper``: as many programs as multiprocessors, each walking over several tiles.
-        own_tile: with ``hopper``: the rows' own tokens are a tile of keys for the tensor cores, instead of float32
-            products before and after the loop.
-        take_turns: with ``own_tile``: the two consumers issue their products in turn.
-        query_registers: with ``own_tile``: queries stay in registers instead of being read again for every tile.
+        hopper: run the hand-scheduled kernel of ``hopper`` (rows must be 128, keys 64 or 128; warps is not used).
     """
 
     rows: int = 64
@@ -53,10 +49,6 @@ class AttentionTiles:
     stages: int = 3
     splits: int = 1
     hopper: bool = False
-    persistent: bool = True
-    own_tile: bool = False
-    take_turns: bool = False
-    query_registers: bool = False
 
 
 @triton.jit
@@ -226,13 +218,7 @@ def _merge_kernel(
     tl.store(out + line[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
+@functools.lru_cache(maxsize=1024)
 def choose_tiles(
     users: int, beams: int, kv_heads: int, group: int, dtype: torch.dtype, processors: int, hopper: bool = False
 ) -> AttentionTiles:
@@ -245,10 +231,10 @@ def choose_tiles(
     elif lines <= 64:
         rows, keys, warps, stages = 64, 64, 4, 3
     elif hopper:
-        rows, keys, warps, stages = 128, 128, 4, 2
+        rows, keys, warps, stages = 128, 64, 4, 4
     else:
         rows, keys, warps, stages = 128, 64, 8, 3
-    programs = triton.cdiv(lines, rows) * kv_heads * users
+    programs = ceil_div(lines, rows) * kv_heads * users
     splits = max(1, min(16, processors // programs))
     return AttentionTiles(rows, keys, warps, stages, splits, hopper=hopper and rows == 128)
 
@@ -278,7 +264,9 @@ def beam_attention(
     users, beams, heads, dim = q.shape
     _check(q, prompt_k, prompt_v, gen_k, gen_v, ancestors, scale)
     if tiles is None:
-        tiles = tiles_for(q, prompt_k)
+        tiles = tiles_for(q, prompt_k, prompt_v, gen_k, gen_v)
+    elif tiles.hopper and not (tiles.rows == 128 and _hopper_covers(q, prompt_k, prompt_v, gen_k, gen_v)):
+        raise UsageError("the Hopper attention kernel does not cover this call", hint="leave the choice of tiles open")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
@@ -314,19 +302,15 @@ def attend(
 
         specialized.launch(
             *(q, prompt_k, prompt_v, prompt_start, gen_k, gen_v, ancestors, scale * LOG2E, out, state),
-            rows=tiles.rows,
             keys=tiles.keys,
             stages=tiles.stages,
             splits=tiles.splits,
-            programs=_multiprocessors(q.device) if tiles.persistent else 1 << 30,
-            own_tile=tiles.own_tile,
-            take_turns=tiles.take_turns,
-            query_registers=tiles.query_registers,
+            programs=multiprocessors(q.device),
         )
         return
     users, beams, heads, dim = q.shape
     kv_heads = prompt_k.shape[1]
-    programs = triton.cdiv(beams * heads // kv_heads, tiles.rows) * kv_heads * tiles.splits * users
+    programs = ceil_div(beams * heads // kv_heads, tiles.rows) * kv_heads * tiles.splits * users
     _beam_attention_kernel[(programs,)](
         q,
         prompt_k,
@@ -356,7 +340,7 @@ def attend(
         PARTIAL=state is not out,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
-        BLOCK_D=max(16, triton.next_power_of_2(dim)),
+        BLOCK_D=max(16, power_of_two(dim)),
         PRECISION="ieee",
         num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -366,24 +350,24 @@ def attend(
 def merge_states(partial: Tensor, state: Tensor, out: Tensor) -> None:
     """Merge partial softmax states: partial float32 [splits, lines, D], state [2, splits, lines] -> out [lines, D]."""
     splits, lines, dim = partial.shape
-    block_d = triton.next_power_of_2(dim)
-    grid = (triton.cdiv(lines, _MERGE_LINES),)
+    block_d = power_of_two(dim)
+    grid = (ceil_div(lines, _MERGE_LINES),)
     _merge_kernel[grid](partial, state, out, lines, SPLITS=splits, D=dim, LINES=_MERGE_LINES, BLOCK_D=block_d)
 
 
-def tiles_for(q: Tensor, prompt_k: Tensor) -> AttentionTiles:
+def tiles_for(q: Tensor, prompt_k: Tensor, prompt_v: Tensor, gen_k: Tensor, gen_v: Tensor) -> AttentionTiles:
     """:func:`choose_tiles` for these inputs on their device."""
-    (users, beams, heads, _), kv_heads, processors = q.shape, prompt_k.shape[1], _multiprocessors(q.device)
-    hopper = _hopper_covers(q, prompt_k)
+    (users, beams, heads, _), kv_heads, processors = q.shape, prompt_k.shape[1], multiprocessors(q.device)
+    hopper = _hopper_covers(q, prompt_k, prompt_v, gen_k, gen_v)
     return choose_tiles(users, beams, kv_heads, heads // kv_heads, q.dtype, processors, hopper)
 
 
-def _hopper_covers(q: Tensor, prompt_k: Tensor) -> bool:
-    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
+def _hopper_covers(*tensors: Tensor) -> bool:
+    if not is_hopper(tensors[0].device):
         return False
     from xgr_engine.xattention import hopper as specialized
 
-    return specialized.covers(q, prompt_k)
+    return specialized.covers(*tensors)
 
 
 def _check(
@@ -396,7 +380,7 @@ def _check(
         problems.append(f"{q.shape[2]} query heads over {prompt_k.shape[1]} key-value heads")
     if prompt_k.stride() != prompt_v.stride() or gen_k.stride() != gen_v.stride():
         problems.append("keys and values with different strides")
-    if any(t.stride(-1) != 1 for t in (q, prompt_k, gen_k)):
+    if not q.stride(3) == prompt_k.stride(2) == gen_k.stride(3) == 1:
         problems.append("a last dimension that is not contiguous")
     if not ancestors.is_contiguous():
         problems.append("an ancestor table that is not contiguous")

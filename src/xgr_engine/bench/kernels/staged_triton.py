@@ -9,8 +9,6 @@ the paper's authors; maxima and sums are float32.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -26,11 +24,11 @@ _MOVED = 256  # elements of a row that a re-ordering program moves
 def shared_stage(q: Tensor, prompt_k: Tensor, prompt_v: Tensor, prompt_start: Tensor, scale: float) -> State:
     """Args and result as the reference's; float32, bfloat16 or float16."""
     users, rows, heads, _ = q.shape
-    tiles = replace(tiles_for(q, prompt_k), own_tile=False)  # there are no own tokens in this stage
-    values = torch.empty((tiles.splits, *q.shape), dtype=q.dtype, device=q.device)
-    state = torch.empty((2, tiles.splits, users, rows, heads), dtype=torch.float32, device=q.device)
     nothing = torch.empty((users, rows, 0), dtype=torch.int32, device=q.device)
     no_keys = prompt_k[:1].unsqueeze(0)
+    tiles = tiles_for(q, prompt_k, prompt_v, no_keys, no_keys)
+    values = torch.empty((tiles.splits, *q.shape), dtype=q.dtype, device=q.device)
+    state = torch.empty((2, tiles.splits, users, rows, heads), dtype=torch.float32, device=q.device)
     attend(q, prompt_k, prompt_v, prompt_start, no_keys, no_keys, nothing, scale, values, state, tiles)
     return values, state
 
