@@ -174,6 +174,23 @@ def test_rank_column_orders_items_of_a_sid_nulls_last(
     assert [item for item, _ in rows_in_order(tmp_path / "vocab")] == expected
 
 
+def test_rank_desc_without_a_rank_column_is_refused(tmp_path: Path) -> None:
+    """An option that cannot act is an error, not ignored."""
+    with pytest.raises(UsageError, match="--rank-column"):
+        build(tmp_path, {"item_id": [1, 2], "sid": [[1], [1]]}, rank_desc=True)
+
+
+def test_half_float_ids_are_ordered_by_value(tmp_path: Path) -> None:
+    build(tmp_path, pa.table({"item_id": pa.array(np.array([10, 9], np.float16)), "sid": [[1], [1]]}))
+    assert [item for item, _ in rows_in_order(tmp_path / "vocab")] == [9, 10]
+
+
+@pytest.mark.parametrize("text", ["8192x99999999999", "99999999999,2", "0x3"])
+def test_a_codebook_beyond_any_code_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="codebook"):
+        BuildOptions(codebook=parse_codebook(text))
+
+
 def test_rank_of_a_type_without_order_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="tags"):
         build(tmp_path, {"item_id": [1, 2], "sid": [[1], [1]], "tags": [["a"], ["b"]]}, rank="tags")

@@ -215,6 +215,34 @@ def test_json_lines_keep_text_that_looks_like_dates_or_numbers(tmp_path: Path) -
     assert catalog.attributes.to_pydict() == {"since": ["2024-01-01", None], "tags": [["x"], None]}
 
 
+def test_json_numbers_beyond_int64_are_never_rounded(tmp_path: Path) -> None:
+    """RQ-VAE-Recommender#38: Arrow would read these as floats, and 2**53 + 1 would come back as 2**53."""
+    path = tmp_path / "c.jsonl"
+    rows = [{"item_id": 2**53 + 1, "sid": [1]}, {"item_id": 2**64 - 1, "sid": [2]}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert items(read_catalog([path], ReadOptions())) == {2**53 + 1: (1,), 2**64 - 1: (2,)}
+    late = [{"item_id": 2**53 + number, "sid": [number]} for number in range(1500)]
+    path.write_text("\n".join(map(json.dumps, [*late, rows[1]])))
+    with pytest.raises(CatalogError, match="too large to be read exactly"):
+        read_catalog([path], ReadOptions())
+
+
+def test_an_unclosed_quote_is_no_sid(tmp_path: Path) -> None:
+    """The next row would become codes of this one: 1-2-2-1-3."""
+    path = tmp_path / "c.csv"
+    path.write_text('item_id,sid\n1,"1-2\n2,1-3\n')
+    with pytest.raises(CatalogError, match="item 1"):
+        read_catalog([path], ReadOptions())
+    path.write_text('item_id,sid\n1,"[1\n 2]"\n')
+    assert items(read_catalog([path], ReadOptions())) == {1: (1, 2)}
+
+
+@pytest.mark.parametrize("options", [ReadOptions(item_col="sid"), ReadOptions(sid_col="item_id")])
+def test_one_column_is_not_both_item_id_and_sid(tmp_path: Path, options: ReadOptions) -> None:
+    with pytest.raises(CatalogError, match="both the item id and the SID"):
+        read_catalog([parquet(tmp_path / "c.parquet", {"item_id": [1], "sid": [[1]]})], options)
+
+
 def test_ndjson_with_token_text(tmp_path: Path) -> None:
     path = tmp_path / "c.ndjson"
     path.write_text('{"item_id": 9007199254740993, "sid": "<a_1><b_2>"}\n\n{"item_id": 6, "sid": null}\n')

@@ -224,6 +224,10 @@ def test_embedding_with_fewer_rows_than_tokens(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}}, "rotary scaling 'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "rotary scaling 'linear'"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling says 'yarn', rope_parameters says 'default'",
+        ),
         ({"rope_parameters": {**LLAMA3_ROPE, "factor": None}}, "llama3 rotary scaling lacks 'factor'"),
         ({"partial_rotary_factor": 0.5}, "part of the head"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),

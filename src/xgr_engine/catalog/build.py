@@ -19,6 +19,7 @@ from xgr_engine.catalog.ordering import ranked_within_sids, refuse_collisions, w
 from xgr_engine.catalog.readers import Catalog, ReadOptions, read_catalog
 from xgr_engine.catalog.readers.base import is_text
 from xgr_engine.catalog.report import collision_report, level_reports, structure_warnings
+from xgr_engine.catalog.sid_text import MAX_CODE
 from xgr_engine.catalog.swap import replacement
 from xgr_engine.catalog.trie import ItemTrie, sid_order, trie_of_sorted
 from xgr_engine.catalog.trie_file import save_trie
@@ -40,6 +41,7 @@ IntArray = NDArray[np.int32]
 
 _ROW_GROUP = 1 << 20
 _EXAMPLES = 5
+_MOST_LEVELS = 1000
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.collisions not in ("keep", "error"):
             raise UsageError(f"--collisions {self.collisions}: must be keep or error")
-        if self.codebook is not None and any(size < 1 for size in self.codebook):
-            raise UsageError(f"--codebook {self.codebook}: every size must be at least 1")
+        if self.codebook is not None and any(not 1 <= size <= MAX_CODE + 1 for size in self.codebook):
+            raise UsageError(f"--codebook {self.codebook}: every size must be at least 1 and at most {MAX_CODE + 1}")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def parse_codebook(text: str) -> tuple[int, ...]:
     """``256,256,256`` or ``8192x3`` as sizes."""
     try:
         size, times, levels = text.partition("x")
+        if times and int(levels) > _MOST_LEVELS:
+            raise UsageError(f"--codebook {text}: more than {_MOST_LEVELS} levels")
         return (int(size),) * int(levels) if times else tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise UsageError(f"--codebook {text}: not sizes such as 256,256,256 or 8192x3") from error
@@ -119,6 +123,10 @@ def build_vocabulary(
         OutputExistsError: ``out`` holds another vocabulary (and ``update`` is not set), or something else.
         UsageError: options that contradict the catalog.
     """
+    if options.rank_desc and read.rank_column is None:
+        raise UsageError(
+            "--rank-desc needs --rank-column", hint="name the column that orders the items of a shared SID"
+        )
     target = Path(out)
     present = _present(target)
     content = _prepare(read_catalog(paths, read), read, options)

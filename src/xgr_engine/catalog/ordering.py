@@ -97,6 +97,8 @@ def ranked_within_sids(
 def _id_keys(ids: pa.Array) -> dict[str, pa.Array]:
     """Sort keys of 'by item id'."""
     kind = ids.type
+    if pa.types.is_float16(kind):
+        ids = ids.cast(pa.float32())  # Arrow does not sort half floats
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return {"id": ids}
     texts = canonical(ids)

@@ -24,8 +24,9 @@ _TOKEN = re.compile(r"<([^<>]*?)(?<![0-9])(0|[1-9][0-9]*)([^<>0-9]*)>")
 _BETWEEN = re.compile(r"[\s,'\"\])]*")
 # Begin and end marks carry no code. Only this form: "<a_>" is a broken token, not a mark.
 _MARK = re.compile(r"<\|[^<>0-9|]+\|>")
-# RE2, for Arrow.
-_NUMBERS = r"^\s*[\[(]?\s*[0-9]+(\s*[-,;\s]\s*[0-9]+)*\s*[\])]?\s*$"
+# RE2, for Arrow. A line break between numbers is an unclosed quote of a CSV file, whose next row would become codes;
+# only in brackets is it the wrapping of a printed list.
+_NUMBERS = r"^\s*(?:[0-9]+(?:[ \t]*[-,; \t][ \t]*[0-9]+)*|[\[(]\s*[0-9]+(?:\s*[-,;\s]\s*[0-9]+)*\s*[\])])\s*$"
 
 _BAD, _SKIP = -1, -2
 

@@ -130,11 +130,22 @@ def _slides(config: Mapping[str, Any]) -> bool:
     )
 
 
+def _rope_kind(scaling: Mapping[str, Any]) -> Any:
+    return scaling.get("rope_type", scaling.get("type", "default"))
+
+
 def _rope(values: Mapping[str, Any], path: Path) -> RopeSpec:
     """transformers 5 has ``rope_parameters``; 4 has ``rope_theta`` and ``rope_scaling`` (``type`` when old)."""
-    scaling = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
+    old, new = values.get("rope_scaling") or {}, values.get("rope_parameters") or {}
+    kind = _rope_kind(new or old)
+    if old and new and _rope_kind(old) != kind:
+        # transformers 5 would obey rope_scaling, other readers of the file rope_parameters.
+        raise CheckpointError(
+            f"{path}: rope_scaling says {_rope_kind(old)!r}, rope_parameters says {kind!r}",
+            hint="leave the one that the model was trained with",
+        )
+    scaling = {**old, **new}
     theta = float(scaling.get("rope_theta", values["rope_theta"]))
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if float(scaling.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))) != 1.0:
         raise CheckpointError(f"{path}: rotary embedding over a part of the head is not supported")
     if kind == "default":

@@ -21,6 +21,8 @@ JSON_LINES = (".jsonl", ".ndjson")
 _COMPRESSION = (".gz", ".bz2", ".zst")
 _JSON_SAMPLE_LINES = 1000
 _JSON_BLOCK = 16 << 20
+# Integers up to here have a float64 of their own.
+_FLOAT_EXACT = float(2**53)
 
 
 def table_suffix(path: Path) -> str:
@@ -106,12 +108,25 @@ def _read_json_lines(path: Path, options: ReadOptions) -> pa.Table:
     read = json_reader.ReadOptions(block_size=_JSON_BLOCK)
     try:
         with pa.input_stream(str(path)) as stream:
-            return json_reader.read_json(stream, read_options=read, parse_options=parse)
+            table = json_reader.read_json(stream, read_options=read, parse_options=parse)
     except pa.ArrowInvalid as error:
         changed = re.search(r"Column\(/(.*?)\) changed from (\w+) to (\w+)", str(error))
         if changed and changed[1] == options.item_col:
             raise mixed_ids(path, f"{changed[2]}s", f"{changed[3]}s") from error
         raise
+    if options.item_col in table.schema.names:
+        _refuse_rounded_ids(table[options.item_col], path)
+    return table
+
+
+def _refuse_rounded_ids(ids: pa.ChunkedArray, path: Path) -> None:
+    """Arrow reads a column of numbers as floats once one of them is no int64, and then ids beyond 2**53 are others."""
+    if pa.types.is_floating(ids.type) and pc.any(pc.greater_equal(pc.abs(ids), _FLOAT_EXACT)).as_py():
+        raise CatalogError(
+            f"{path}: some item ids are numbers too large to be read exactly",
+            why="one of them is no 64-bit integer, and as floating-point numbers two ids could become one",
+            hint="write the ids as text, or the catalog as Parquet",
+        )
 
 
 def _sampled_schema(path: Path, item_col: str) -> pa.Schema | None:
@@ -122,6 +137,7 @@ def _sampled_schema(path: Path, item_col: str) -> pa.Schema | None:
     """
     fields: dict[str, pa.DataType] = {}
     id_kinds: dict[type, object] = {}
+    numbers: list[int] = []
     with pa.input_stream(str(path)) as stream, io.BufferedReader(stream) as file:
         lines = itertools.islice(file, _JSON_SAMPLE_LINES)
         for number, line in enumerate(lines, 1):
@@ -136,9 +152,13 @@ def _sampled_schema(path: Path, item_col: str) -> pa.Schema | None:
             fields.update((name, pa.string()) for name, value in record.items() if isinstance(value, str))
             if isinstance(record.get(item_col), str | int | float):
                 id_kinds.setdefault(type(record[item_col]), record[item_col])
+            if type(record.get(item_col)) is int:
+                numbers.append(record[item_col])
     if str in id_kinds and len(id_kinds) > 1:
         number_kind = next(kind for kind in id_kinds if kind is not str)
         raise mixed_ids(path, f"numbers ({id_kinds[number_kind]})", f'text ("{id_kinds[str]}")')
+    if set(id_kinds) == {int} and min(numbers) >= 0 and 2**63 <= max(numbers) < 2**64:
+        fields[item_col] = pa.uint64()
     return pa.schema(list(fields.items())) if fields else None
 
 

@@ -72,6 +72,11 @@ def _read_file(path: Path, options: ReadOptions) -> Catalog:
         require_column(
             names, options.sid_col, "SID", hint=f"name it with --sid-col ({options.sid_col}_0, ... works too)"
         )
+    if options.item_col in sid_columns or options.item_col == options.sid_col:
+        raise CatalogError(
+            f"column {options.item_col!r} cannot be both the item id and the SID",
+            hint="name two columns with --item-col and --sid-col",
+        )
     kept, notes = kept_attributes(file.schema, options, [options.item_col, *sid_columns])
     table = file.columns([options.item_col, *sid_columns, *kept])
     item_id = plain(table[options.item_col])
