@@ -148,10 +148,11 @@ class Lanes:
                 users = max(users, self._lanes[0].cache.users)
             self._lanes.append(self._make(tokens, users, number))
         elif not self._lanes[number].holds(tokens, users):
-            old = self._lanes[number]
-            old.wait()
-            tokens, users = max(tokens, old.cache.tokens), max(users, old.cache.users)
-            del self._lanes[number:], old  # free first
+            small = self._lanes[number].cache
+            tokens, users = max(tokens, small.tokens), max(users, small.users)
+            del small
+            while len(self._lanes) > number:  # free first
+                self._lanes.pop().wait()
             self._lanes.append(self._make(tokens, users, number))
         return self._lanes[number]
 
