@@ -183,6 +183,7 @@ def test_objects_globs_and_prefixes(tmp_path: Path, bucket: str) -> None:
     assert found(f"{root}/*/*.parquet") == ["dt=1/a.parquet"]
     assert found(f"{root}/**/*.parquet") == ["dt=1/a.parquet", "dt=2/deep/d.parquet"]
     assert found(f"{root}/dt=[2-3]/?.csv") == ["dt=2/c.csv"]
+    assert found(f"{root}/dt=2*/") == ["dt=2/c.csv", "dt=2/deep/d.parquet"]
     assert found(f"{root}/dt=1/a.parquet") == ["dt=1/a.parquet"] and found(f"{root}/nothing") == []
     partitions = [dict(partition) for _, partition in find_partitioned((root,))]
     assert partitions == [{"dt": "1"}, {"dt": "2"}, {"dt": "2"}]

@@ -152,3 +152,8 @@ def test_text_files_in_partitions(assets: tuple[Path, Path], tmp_path: Path, kin
     given: dict[str, Any] = {"list_text": "json"} if kind == "csv" else {}
     run_job(options_for(tmp_path, *assets, tmp_path / "users", keep=("hour",), **given))
     assert [row["hour"] for row in rows(tmp_path / "recs")] == ["05"]
+
+
+def test_a_partition_column_can_be_the_user_column(assets: tuple[Path, Path], tree: Path, tmp_path: Path) -> None:
+    report = run_job(options_for(tmp_path, *assets, tree, user_col="dt"))
+    assert report.failure is None and [row["dt"] for row in rows(tmp_path / "recs")][:4] == ["2026-11-29"] * 4

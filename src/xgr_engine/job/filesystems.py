@@ -160,10 +160,17 @@ def list_remote(text: str) -> tuple[str, list[RemoteFile]]:
     wanted = re.compile("/".join(map(_segment_pattern, segments[fixed:])).replace("(?:.*/)?/", "(?:.*/)?"))
     keys = sorted(info.path for info in infos if info.is_file and _is_data(info.path[len(base) :]))
     if fixed < len(segments):
-        keys = [key for key in keys if wanted.fullmatch(key[len(base) + 1 :])]
+        below = {key: key[len(base) + 1 :] for key in keys}
+        named = [key for key in keys if wanted.fullmatch(below[key])]
+        # a pattern of folders, such as dt=2026-11-*, means all that is in them
+        keys = named or [key for key in keys if any(wanted.fullmatch(folder) for folder in _folders(below[key]))]
     # a folder counts with its own name, a glob with the names that it matched
     top = base.rpartition("/")[0] if fixed == len(segments) else base
     return top, [remote.file(key) for key in keys]
+
+
+def _folders(key: str) -> list[str]:
+    return [str(folder) for folder in PurePosixPath(key).parents][:-1]
 
 
 def _segment_pattern(segment: str) -> str:

@@ -69,15 +69,11 @@ def with_partition(rows: Rows, partition: Partition, columns: Columns, schema: p
     """The rows of a file with its partition's values, columns in the order of ``schema``."""
     if not partition:
         return rows
-    table = rows.table
-    lists: dict[str, ListColumn] = dict(rows.lists)
-    for name, value in partition:
-        column = pa.repeat(pa.scalar(value, pa.string()), rows.length)
-        if name in schema.names:
-            table = table.append_column(pa.field(name, pa.string()), column)
-        if name in columns.lists:
-            lists[name] = column
-    return Rows(table.select(schema.names).cast(schema), lists, rows.length)
+    values = {name: pa.repeat(pa.scalar(value, pa.string()), rows.length) for name, value in partition}
+    table = dict(zip(rows.table.column_names, rows.table.columns, strict=True)) | values
+    lists: dict[str, ListColumn] = rows.lists | {name: values[name] for name in columns.lists if name in values}
+    # made of columns: a table without any does not know how many rows it has
+    return Rows(pa.table({name: table[name] for name in schema.names}, schema=schema), lists, rows.length)
 
 
 def check_partition_by(names: tuple[str, ...], partitions: Iterable[Partition], user_col: str) -> None:
