@@ -170,6 +170,7 @@ def test_caches_follow_the_option_and_leave_a_missing_home_alone(
     for name in variables:
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
     monkeypatch.setenv("HOME", str(tmp_path))
     use_caches(None)
     assert not [name for name in variables if name in os.environ]
@@ -181,3 +182,4 @@ def test_caches_follow_the_option_and_leave_a_missing_home_alone(
     use_caches(tmp_path / "caches")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "caches" / "triton")
     assert (tmp_path / "caches" / "triton").is_dir()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7", "what the user set stays"

@@ -14,6 +14,11 @@ _VARIABLES = {
 }
 
 
+# Products that oneDNN keeps compiled. Prompts of every length make ever new ones, and its own bound of 1024 lets the
+# process grow by hundreds of MB during the first hundred thousand users; a batch needs a few dozen.
+_ONEDNN_PRODUCTS = "64"
+
+
 def use_caches(cache_dir: str | Path | None) -> None:
     """Sends the caches of Triton, torch and CUDA below ``cache_dir``. Call it before the first kernel is compiled.
 
@@ -23,6 +28,7 @@ def use_caches(cache_dir: str | Path | None) -> None:
     Raises:
         OSError: ``cache_dir`` cannot be made.
     """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _ONEDNN_PRODUCTS)
     if cache_dir is not None:
         root = Path(cache_dir).absolute()
         for variable, folder in _VARIABLES.items():
