@@ -3,9 +3,10 @@
     python benchmarks/filters.py
     python benchmarks/filters.py --items 100000 --rounds 5
 
-A random model of the quick geometry, 1 million items with random SIDs of 3 codes of 256, random filters. The searches
-take turns, round by round, so that a change of the machine's speed meets all of them. Every search is checked: exactly
-K items, all allowed. Writes benchmarks/results/filters.json.
+A random model of the quick geometry, half a million items with random SIDs of 3 codes of 256, random filters. The
+searches take turns, round by round, so that a change of the machine's speed meets all of them, and CPU time of one
+thread is measured, so that other work on the machine matters little. Every search is checked: exactly K items, all
+allowed. Writes benchmarks/results/filters.json.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ def cases(model: BenchModel, trie: ItemTrie, search: SearchOptions, users: int) 
 
 
 def run_once(case: Case, prompts: list[Any], top_k: int) -> float:
-    """Milliseconds of a batch, after checking its result."""
-    started = time.perf_counter()
+    """Milliseconds of CPU time of a batch, after checking its result."""
+    started = time.process_time()
     result = case.engine.run(prompts, case.rules)
-    elapsed = 1e3 * (time.perf_counter() - started)
+    elapsed = 1e3 * (time.process_time() - started)
     assert (result.counts == top_k).all(), f"{case.name}: not exactly K items a user"
     owner = np.repeat(np.arange(len(prompts)), result.counts)
     assert case.allowed[owner % len(case.allowed), result.item_rows].all(), f"{case.name}: a forbidden item"
@@ -91,10 +92,10 @@ def run_once(case: Case, prompts: list[Any], top_k: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("items", 1_000_000), ("beam", 128), ("top-k", 50), ("users", 4), ("context", 200)):
+    for name, default in (("items", 500_000), ("beam", 64), ("top-k", 50), ("users", 4), ("context", 100)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     geometry = find_geometry("quick")
@@ -115,7 +116,7 @@ def main() -> None:
         {
             "search": case.name,
             "items": case.items,
-            "batch_ms_median": round(statistics.median(times[case.name]), 2),
+            "batch_cpu_ms_median": round(statistics.median(times[case.name]), 2),
             "over_no_filter": round(
                 statistics.median(mine / whole for mine, whole in zip(times[case.name], base, strict=True)), 3
             ),
@@ -130,7 +131,9 @@ def main() -> None:
     }
     RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for row in rows:
-        print(f"{row['search']:<50} {row['batch_ms_median']:>9.1f} ms  x{row['over_no_filter']:.3f}  {row['items']:,}")
+        print(
+            f"{row['search']:<50} {row['batch_cpu_ms_median']:>9.1f} ms  x{row['over_no_filter']:.3f}  {row['items']:,}"
+        )
 
 
 if __name__ == "__main__":
