@@ -85,6 +85,7 @@ def load(
     Raises:
         XgrError: either directory is unusable, they do not fit together, or the device is missing.
     """
+    let_waiting_threads_sleep()
     vocabulary = load_vocabulary(Path(vocab))
     model_dir = load_model_dir(Path(model))
     model_dir.table.bind(vocabulary.trie)
