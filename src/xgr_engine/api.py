@@ -29,6 +29,7 @@ from xgr_engine.job.options import HistoryFormat, HistoryOptions, parse_memory
 from xgr_engine.job.output import ItemColumns, all_rejects, nested_table
 from xgr_engine.job.prompts import Prepared, Reject, make_prompt_maker
 from xgr_engine.options import Collisions, ScoreOver, SearchOptions
+from xgr_engine.system import let_waiting_threads_sleep
 from xgr_engine.xschedule.results import Ranked
 from xgr_engine.xschedule.worker import compute_batches
 
