@@ -74,7 +74,7 @@ def main() -> int:
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
     growth = rows[-1]["peak_mb"] / rows[0]["peak_mb"]
-    record = {"command": sys.argv, "rows": rows, "growth": round(growth, 4)}
+    record = {"command": [Path(word).name for word in sys.argv], "rows": rows, "growth": round(growth, 4)}
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print(f"peak of {rows[-1]['users']} users over peak of {rows[0]['users']}: {growth:.3f}")

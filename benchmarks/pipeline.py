@@ -135,7 +135,7 @@ def compare(args: argparse.Namespace, place: Path) -> dict[str, Any]:
                 schedule = run_whole(options, loaded, job)
         equal &= same_lists(Path(out), ranked)
     return {
-        "command": sys.argv,
+        "command": [Path(word).name for word in sys.argv],
         "machine": machine(device.label, loaded),
         "beam": args.beam,
         "top_k": args.top_k,
