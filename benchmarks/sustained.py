@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--rows", required=True, help="context x users x beam, separated by commas")
     parser.add_argument("--items", type=float, default=1e6)
     parser.add_argument("--codes", default="8192x3")
+    parser.add_argument("--lanes", type=int, default=2, help="batches side by side")
     parser.add_argument("--seconds", type=float, default=4.0, help="of sustained running a row")
     parser.add_argument("--profile", default="", help="rows whose kernels are listed")
     parser.add_argument("--unchecked", action="store_true", help="skip the comparison (for shapes checked before)")
@@ -77,14 +78,14 @@ def measure(
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
     options = SearchOptions(beam=beam, top_k=beam)
-    recommender = Recommender(model.decoder, model.head, catalog.trie, model.table, options)
+    recommender = Recommender(model.decoder, model.head, catalog.trie, model.table, options, lanes=args.lanes)
     rng = np.random.default_rng(context + users)
     vocabulary = model.spec.vocab_size
 
     def batch() -> Prompts:
         return list(rng.integers(0, vocabulary, (users, context), dtype=np.int32))
 
-    line: dict[str, Any] = {"context": context, "users": users, "beam": beam}
+    line: dict[str, Any] = {"context": context, "users": users, "beam": beam, "lanes": args.lanes}
     first = batch()
     result = recommender.run(first, nothing(users))
     line |= {"matches": True} if args.unchecked else compare(model, catalog, options, first[:2], result)
@@ -137,14 +138,15 @@ def phases(recommender: Recommender, prompts: Prompts) -> dict[str, float]:
     assert lane is not None
     pack = PackedPrompts.of(prompts, recommender.model.device)
     empty = torch.empty((len(prompts), 0), dtype=torch.int32)
-    dead = DeadNodes(tuple(empty for _ in recommender.setup.levels), empty)
+    root = torch.zeros(len(prompts), dtype=torch.int64)
+    dead = DeadNodes(tuple(empty for _ in recommender.setup.levels), empty, root)
     times: dict[str, list[float]] = {"prefill_ms": [], "tail_ms": []}
     with torch.inference_mode():
         for _ in range(5):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
             torch.cuda._sleep(20_000_000)  # so that launches run ahead and the device's own time is seen
             marks[0].record()
-            hidden = recommender.model.prefill(pack, lane.cache)
+            hidden = lane.prefill.run(pack)
             marks[1].record()
             lane.search.run(hidden, dead)
             marks[2].record()
