@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,9 +113,10 @@ def _measure(workload: Workload) -> dict[str, Any]:
 
 def _paged_kernel(workload: Workload) -> Callable[..., Tensor]:
     if workload.model.decoder.ops.name == "triton":
+        from xgr_engine.bench.baselines.paged import fastest_paged_tiles
         from xgr_engine.bench.kernels import paged_triton
 
-        return paged_triton.paged_attention
+        return partial(paged_triton.paged_attention, tiles=fastest_paged_tiles(workload))
     from xgr_engine.bench.kernels import paged_reference
 
     return paged_reference.paged_attention

@@ -146,7 +146,7 @@ def default_options(*, on_gpu: bool, gpu_bytes: int = 0) -> BenchOptions:
     """What ``xgr bench`` runs when nothing is said: a geometry that fits the machine."""
     if not on_gpu:
         return BenchOptions(
-            geometries=("quick",), items=20_000, contexts=(128,), users=(4,), budget_s=2.0, baselines=("hf", "paged")
+            geometries=("quick",), items=20_000, contexts=(64,), users=(2,), budget_s=1.0, baselines=("hf", "paged")
         )
     geometry = "qwen3-1.7b" if gpu_bytes > 40e9 else "qwen3-0.6b" if gpu_bytes > 12e9 else "onerec-0.1b"
     return BenchOptions(geometries=(geometry,), baselines=("hf", "paged"))
