@@ -266,6 +266,14 @@ def test_tokenizer_without_c_255_is_an_error_before_any_work(tmp_path: Path, mon
     assert not (tmp_path / "out").exists()
 
 
+def test_offsets_do_not_overrule_a_tokenizer_that_names_the_tokens(tmp_path: Path) -> None:
+    """A token id is read from the tokenizer, never computed, where there is one."""
+    source = make_checkpoint(tmp_path / "source")
+    with pytest.raises(InputError, match="the tokenizer has semantic-ID tokens such as <a_0>"):
+        convert(options(source, token_offsets=(4, 24, 44)))
+    assert not (tmp_path / "out").exists()
+
+
 def test_offsets_serve_checkpoints_without_tokenizer(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "source", vocab_size=64)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -75,6 +75,7 @@ def write_output(
         "schema_version": 1,
         "state": "done",
         "rows": table.num_rows if rows is None else rows,
+        "shards": parts,
         "options": {f"histories.{name}": {"value": value, "origin": "caller"} for name, value in histories.items()},
         "vocab": {
             "path": str(vocab) if vocab else "gone",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from eval_support import make_vocabulary, mean, nested, run, write_output, write_users
 
-from xgr_engine.errors import InputError
+from xgr_engine.errors import InputError, UsageError
 
 
 @pytest.fixture()
@@ -65,6 +67,29 @@ def test_user_twice_in_the_output_is_refused(tmp_path: Path, vocab: Path, parts:
     truth = write_users(tmp_path, user_id=[3, 2, 1], target=[10, 20, 30])
     with pytest.raises(InputError, match="two rows for user 1"):
         run(recs, truth)
+
+
+@pytest.mark.parametrize("harm", ["a part is lost", "a part stands twice", "a part holds other rows"])
+def test_an_output_that_is_not_what_the_run_left_is_refused(tmp_path: Path, vocab: Path, harm: str) -> None:
+    """Figures over a part of the users would pass for figures over all of them."""
+    recs = write_output(tmp_path, nested([1, 2, 3, 4], [[10], [20], [10], [10]]), vocab=vocab, parts=2)
+    truth = write_users(tmp_path, user_id=[4, 3, 2, 1], target=[10, 20, 30, 10])
+    second = max(recs.glob("part-*"))
+    if harm == "a part is lost":
+        second.unlink()
+    elif harm == "a part stands twice":
+        shutil.copy(second, recs / "part-00002-of-00003.parquet")
+    else:
+        pq.write_table(nested([3], [[10]]), second)
+    with pytest.raises(InputError, match="not what the run left"):
+        run(recs, truth)
+
+
+@pytest.mark.parametrize("ks", [(1_000_001,), (1, 10**20)])
+def test_lists_longer_than_any_are_refused(tmp_path: Path, vocab: Path, ks: tuple[int, ...]) -> None:
+    recs = write_output(tmp_path, nested([1], [[10]]), vocab=vocab)
+    with pytest.raises(UsageError, match="no list is longer"):
+        run(recs, write_users(tmp_path, user_id=[1], target=[10]), ks=ks)
 
 
 def test_position_with_other_users_is_refused(tmp_path: Path, vocab: Path) -> None:

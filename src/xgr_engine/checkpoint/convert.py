@@ -44,7 +44,7 @@ from xgr_engine.models.spec import ModelSpec
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.tokens.contract import ScoreContract, make_score_contract
 from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spec
-from xgr_engine.tokens.sid_tokens import offset_token_table, sid_token_table
+from xgr_engine.tokens.sid_tokens import known_sid_token, offset_token_table, sid_token_table
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.tokenizer_files import (
     COMPANION_FILES,
@@ -148,6 +148,14 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
 
 def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, spec: ModelSpec) -> SidTokenTable:
     if options.token_offsets is not None:
+        named = known_sid_token(tokenizer.tokenizer) if tokenizer is not None else None
+        if named is not None:
+            raise CheckpointError(
+                f"{options.source}: the tokenizer has semantic-ID tokens such as {named}, and --token-offsets passes "
+                "them by",
+                why="which token stands for which code is computed only where no tokenizer tells it",
+                hint="leave --token-offsets out",
+            )
         return offset_token_table(options.token_offsets, spec.vocab_size)
     if tokenizer is None:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def parse_hf_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=size("intermediate_size"),
-        rms_eps=float(values["rms_norm_eps"]),
+        rms_eps=_number(values, "rms_norm_eps", path),
         rope=_rope(values, path),
         max_context=size("max_position_embeddings"),
         tied=bool(values.get("tie_word_embeddings", False)),
@@ -130,6 +131,13 @@ def _slides(config: Mapping[str, Any]) -> bool:
     )
 
 
+def _number(values: Mapping[str, Any], key: str, path: Path) -> float:
+    value = values[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise CheckpointError(f"{path}: {key} must be a positive number, is {value!r}")
+    return float(value)
+
+
 def _rope_kind(scaling: Mapping[str, Any]) -> Any:
     return scaling.get("rope_type", scaling.get("type", "default"))
 
@@ -137,6 +145,9 @@ def _rope_kind(scaling: Mapping[str, Any]) -> Any:
 def _rope(values: Mapping[str, Any], path: Path) -> RopeSpec:
     """transformers 5 has ``rope_parameters``; 4 has ``rope_theta`` and ``rope_scaling`` (``type`` when old)."""
     old, new = values.get("rope_scaling") or {}, values.get("rope_parameters") or {}
+    for name, entry in (("rope_scaling", old), ("rope_parameters", new)):
+        if not isinstance(entry, Mapping):
+            raise CheckpointError(f"{path}: {name} must be an object, is {entry!r}")
     kind = _rope_kind(new or old)
     if old and new and _rope_kind(old) != kind:
         # transformers 5 would obey rope_scaling, other readers of the file rope_parameters.
@@ -145,8 +156,8 @@ def _rope(values: Mapping[str, Any], path: Path) -> RopeSpec:
             hint="leave the one that the model was trained with",
         )
     scaling = {**old, **new}
-    theta = float(scaling.get("rope_theta", values["rope_theta"]))
-    if float(scaling.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))) != 1.0:
+    theta = _number({"rope_theta": values["rope_theta"], **scaling}, "rope_theta", path)
+    if scaling.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) != 1.0:
         raise CheckpointError(f"{path}: rotary embedding over a part of the head is not supported")
     if kind == "default":
         return RopeSpec(theta)
@@ -160,10 +171,10 @@ def _rope(values: Mapping[str, Any], path: Path) -> RopeSpec:
         return RopeSpec(
             theta,
             kind="llama3",
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
-            original_max_position=int(scaling["original_max_position_embeddings"]),
+            factor=_number(scaling, "factor", path),
+            low_freq_factor=_number(scaling, "low_freq_factor", path),
+            high_freq_factor=_number(scaling, "high_freq_factor", path),
+            original_max_position=int(_number(scaling, "original_max_position_embeddings", path)),
         )
     except KeyError as error:
         raise CheckpointError(f"{path}: llama3 rotary scaling lacks {error}") from error

@@ -36,6 +36,10 @@ from xgr_engine.metrics.truth import Truth, read_truth, truth_files
 NO_VOCABULARY = "none"
 
 
+# Far beyond any beam; tables of this length are still small.
+_LONGEST = 1_000_000
+
+
 @dataclass(frozen=True)
 class EvalOptions:
     """What ``evaluate`` is told.
@@ -70,6 +74,8 @@ class EvalOptions:
             raise UsageError("--k needs list lengths of at least 1, such as --k 1,5,10,50")
         if list(self.ks) != sorted(set(self.ks)):
             raise UsageError(f"--k {','.join(map(str, self.ks))}: lengths must be ascending and distinct")
+        if max(self.ks) > _LONGEST:
+            raise UsageError(f"--k {max(self.ks)}: no list is longer than {_LONGEST}")
         if self.align not in ("auto", "position", "user"):
             raise UsageError(f"--align {self.align}: must be one of auto, position, user")
         if self.resamples < 1:

@@ -242,8 +242,11 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
             why=f"it has: {', '.join(schema.names)}",
             hint="name the output's user column with --user-col",
         )
+    layout = _layout(files[0], schema)
+    if manifest is not None and path.is_dir():
+        _check_complete(path, files, layout, manifest)
     wanted = user_col or run.user_col
-    return Recommendations(path, files, _layout(files[0], schema), wanted if wanted in schema.names else None, run)
+    return Recommendations(path, files, layout, wanted if wanted in schema.names else None, run)
 
 
 def _part_files(directory: Path) -> tuple[Path, ...]:
@@ -254,6 +257,29 @@ def _part_files(directory: Path) -> tuple[Path, ...]:
         if not any(name.startswith(("_", ".")) for name in path.relative_to(directory).parts)
     ]
     return tuple(sorted(found, key=lambda path: (path.name, path)))
+
+
+def _check_complete(path: Path, files: Sequence[Path], layout: str, manifest: dict[str, Any]) -> None:
+    """Raise an InputError unless these are the parts that the finished run wrote, as far as names and rows tell."""
+    problem = ""
+    if len(files) != manifest["shards"]:
+        problem = f"{len(files)} Parquet files, and the run wrote {manifest['shards']} parts"
+    elif layout == "nested":
+        rows = sum(_rows_of(file) for file in files)
+        problem = "" if rows == manifest["rows"] else f"{rows} rows, and the run wrote {manifest['rows']}"
+    if problem:
+        raise InputError(
+            f"--recs {path} is not what the run left there: {problem}",
+            why="figures over other rows would pass for figures of the run",
+            hint="let xgr recommend write it again with --fresh",
+        )
+
+
+def _rows_of(file: Path) -> int:
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{file}: cannot be read: {error}") from error
 
 
 def _layout(path: Path, schema: pa.Schema) -> str:

@@ -56,6 +56,14 @@ def sid_token_table(tokenizer: Tokenizer, template: str | None = None) -> SidTok
     return table
 
 
+def known_sid_token(tokenizer: Tokenizer) -> str | None:
+    """A token of ``tokenizer`` in one of the known spellings, or None."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    return min(
+        (text for text in vocabulary if any(pattern.fullmatch(text) for pattern in _SPELLINGS.values())), default=None
+    )
+
+
 def offset_token_table(offsets: Sequence[int], vocab_size: int) -> SidTokenTable:
     """Tokens of a checkpoint without tokenizer: ``token = offset + code``.
 
