@@ -29,10 +29,10 @@ from timing import relative_error  # noqa: E402
 
 from xgr_engine.xattention.triton import AttentionTiles, choose_tiles  # noqa: E402
 
-AUTOMATIC = AttentionTiles(128, 64, stages=4, hopper=True)
+AUTOMATIC = AttentionTiles(128, 128, stages=2, hopper=True)
 CANDIDATES: dict[str, AttentionTiles] = {
-    "64x4 (automatic)": AUTOMATIC,
-    "128x2": AttentionTiles(128, 128, stages=2, hopper=True),
+    "128x2 (automatic)": AUTOMATIC,
+    "64x4": AttentionTiles(128, 64, stages=4, hopper=True),
     "plain w8 128x64": AttentionTiles(128, 64, 8, 3),
 }
 PARTS = 4  # processes a candidate: its cases are compiled side by side

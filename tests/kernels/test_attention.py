@@ -165,7 +165,7 @@ def test_few_programs_split_the_prompt():
 
 def test_hopper_tiles_of_a_wide_beam():
     tiles = choose_tiles(8, 256, 8, 2, torch.bfloat16, 132, hopper=True)
-    assert (tiles.hopper, tiles.rows, tiles.keys, tiles.stages) == (True, 128, 64, 4)
+    assert (tiles.hopper, tiles.rows, tiles.keys, tiles.stages) == (True, 128, 128, 2)
     assert not choose_tiles(8, 256, 8, 2, torch.float32, 132, hopper=False).hopper
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.search.graphed import GraphedSearch, places_for
-from xgr_engine.search.prefill import GraphedPrefill
+from xgr_engine.search.prefill import GraphedPrefill, rounded_up
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Lane:
         self.number = number
         self.stream = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
-            self.cache = self.model.new_cache(tokens, places_for(users), setup.slots)
+            self.cache = self.model.new_cache(rounded_up(tokens), places_for(users), setup.slots)
             self.prefill = GraphedPrefill(self.model, self.cache, capture=graphs)
             self.search = GraphedSearch(setup, self.cache, capture=graphs, make_search=make_search)
         self._last: torch.cuda.Event | None = None

@@ -22,6 +22,11 @@ _STEP = 128  # sizes are multiples of it
 _LONGEST = 4096  # from here on the device takes longer than the launches
 
 
+def rounded_up(tokens: int) -> int:
+    """The size of the graph for a prompt of ``tokens`` tokens; a cache should have room for it."""
+    return -(-tokens // _STEP) * _STEP
+
+
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
@@ -45,7 +50,7 @@ class GraphedPrefill:
 
     def run(self, pack: PackedPrompts) -> Tensor:
         """The last hidden states [U, H] of a batch. They stand until the next call."""
-        size = -(-pack.lengths[0] // _STEP) * _STEP
+        size = rounded_up(pack.lengths[0])
         if not self.capture or len(pack.lengths) > 1 or size > min(_LONGEST, self.cache.tokens):
             return self.model.prefill(pack, self.cache)
         self.cache.begin(pack.lengths, shared=0)

@@ -231,7 +231,7 @@ def choose_tiles(
     elif lines <= 64:
         rows, keys, warps, stages = 64, 64, 4, 3
     elif hopper:
-        rows, keys, warps, stages = 128, 64, 4, 4
+        rows, keys, warps, stages = 128, 128, 4, 2
     else:
         rows, keys, warps, stages = 128, 64, 8, 3
     programs = ceil_div(lines, rows) * kv_heads * users

@@ -46,7 +46,7 @@ _TYPICAL_PROMPT = 1024
 # kernels.reference.LOGITS_BYTES, which cannot be imported without torch; a test compares them
 _LOGITS_CHUNK = 256 << 20
 # recommender.LANES: batches side by side on a GPU, each with its own share of the budget
-_LANES = 2
+_LANES = 1
 
 
 @dataclass(frozen=True)
