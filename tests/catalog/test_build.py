@@ -355,6 +355,27 @@ def test_what_is_no_vocabulary_is_never_replaced(tmp_path: Path) -> None:
     assert content(tmp_path / "vocab") == {"thesis.tex": b"years of work"}
 
 
+@pytest.mark.parametrize("name", ["vocab.json", "trie.safetensors", "items.parquet"])
+@pytest.mark.parametrize("items", [[1, 2], [1, 3]], ids=["same catalog", "another catalog"])
+def test_update_builds_a_damaged_vocabulary_anew(tmp_path: Path, name: str, items: list[int]) -> None:
+    build(tmp_path, {"item_id": [1, 2], "sid": [[1], [2]]})
+    damaged = tmp_path / "vocab" / name
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    with pytest.raises(CatalogError, match="--update builds it anew"):
+        build(tmp_path, {"item_id": items, "sid": [[1], [2]]})
+    build(tmp_path, {"item_id": items, "sid": [[1], [2]]}, update=True)
+    assert [item for item, _ in rows_in_order(tmp_path / "vocab")] == items
+
+
+def test_update_never_deletes_files_of_others(tmp_path: Path) -> None:
+    build(tmp_path, {"item_id": [1], "sid": [[1]]})
+    note = tmp_path / "vocab" / "note.txt"
+    note.write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"note\.txt"):
+        build(tmp_path, {"item_id": [2], "sid": [[1]]}, update=True)
+    assert note.read_text() == "mine" and [item for item, _ in rows_in_order(tmp_path / "vocab")] == [1]
+
+
 def test_a_damaged_vocabulary_is_named_and_not_called_unchanged(tmp_path: Path) -> None:
     build(tmp_path, BASIC)
     items = tmp_path / "vocab" / "items.parquet"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from xgr_engine.checkpoint.convert import convert
 from xgr_engine.checkpoint.options import ConvertOptions
-from xgr_engine.errors import CheckpointError, XgrError
+from xgr_engine.errors import CheckpointError, OutputExistsError, XgrError
 
 
 @pytest.fixture
@@ -255,6 +255,16 @@ def test_no_tokenizer(source: Path) -> None:
     (source / "tokenizer.json").unlink()
     (source / "tokenizer_config.json").unlink()
     assert "--token-offsets" in refused(source, "has no tokenizer").hint
+
+
+def test_fresh_never_deletes_files_of_others(tmp_path: Path) -> None:
+    """What ``--fresh`` replaces is the model directory, not notes kept beside the weights."""
+    source, out = make_checkpoint(tmp_path / "source"), tmp_path / "out"
+    convert(ConvertOptions(source, out))
+    (out / "notes").mkdir()
+    with pytest.raises(OutputExistsError, match="did not write there: notes"):
+        convert(ConvertOptions(source, out, dtype="bfloat16", fresh=True))
+    assert (out / "notes").is_dir()
 
 
 def test_failure_leaves_the_old_model_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from xgr_engine.catalog.readers import Catalog, ReadOptions, read_catalog
 from xgr_engine.catalog.readers.base import is_text
 from xgr_engine.catalog.report import collision_report, level_reports, structure_warnings
 from xgr_engine.catalog.sid_text import MAX_CODE
-from xgr_engine.catalog.swap import replacement
+from xgr_engine.catalog.swap import refuse_foreign, replacement
 from xgr_engine.catalog.trie import ItemTrie, sid_order, trie_of_sorted
 from xgr_engine.catalog.trie_file import save_trie
 from xgr_engine.catalog.vocabulary import (
@@ -128,22 +128,22 @@ def build_vocabulary(
             "--rank-desc needs --rank-column", hint="name the column that orders the items of a shared SID"
         )
     target = Path(out)
-    present = _present(target)
+    present = _present(target, options)
     content = _prepare(read_catalog(paths, read), read, options)
+    changes = None
     if present is not None:
         different = _differences(present.description, content.description)
-        if not different:
-            verify_files(target)
-            if not options.update or present.description["written_by"] == content.description["written_by"]:
-                nothing: dict[str, list[Any]] = {"added": [], "removed": [], "moved": []}
-                return BuildResult("unchanged", describe(target), Changes(0, 0, 0, present.num_items, nothing))
-        elif not options.update:
+        if different and not options.update:
             raise OutputExistsError(
                 f"{target} holds another vocabulary",
                 why=f"they differ in {', '.join(different)}",
                 hint="--update replaces it; --out names another place",
             )
-    changes = None if present is None else _changes(present, content)
+        same_writer = present.description["written_by"] == content.description["written_by"]
+        if not different and (same_writer or not options.update):
+            nothing: dict[str, list[Any]] = {"added": [], "removed": [], "moved": []}
+            return BuildResult("unchanged", describe(target), Changes(0, 0, 0, present.num_items, nothing))
+        changes = _changes(present, content)
     with replacement(target) as staging:
         _write(content, staging)
     return BuildResult("built" if present is None else "updated", describe(target), changes)
@@ -158,12 +158,12 @@ class _Content:
     description: dict[str, Any]
 
 
-def _present(target: Path) -> Vocabulary | None:
-    """The vocabulary at ``target``; None if there is nothing.
+def _present(target: Path, options: BuildOptions) -> Vocabulary | None:
+    """The vocabulary at ``target``; None if there is nothing, or a damaged one that ``--update`` may replace.
 
     Raises:
-        OutputExistsError: something that is no vocabulary.
-        CatalogError: a damaged vocabulary.
+        OutputExistsError: something that is no vocabulary, or more than that.
+        CatalogError: a damaged vocabulary, without ``--update``.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
@@ -171,7 +171,16 @@ def _present(target: Path) -> Vocabulary | None:
         raise OutputExistsError(
             f"{target} exists and is no vocabulary", why="it would be overwritten", hint="name another place with --out"
         )
-    return load_vocabulary(target)
+    try:
+        present = load_vocabulary(target)
+        verify_files(target)
+    except CatalogError as error:
+        if not options.update:
+            raise CatalogError(error.what, why=error.why, hint="--update builds it anew") from error
+        present = None
+    if options.update:
+        refuse_foreign(target, (DESCRIPTION, TRIE, ITEMS))
+    return present
 
 
 def _differences(present: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -8,12 +8,26 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from xgr_engine.errors import OutputExistsError
+
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+
+
+def refuse_foreign(target: Path, own: Collection[str]) -> None:
+    """Raise an OutputExistsError if ``target`` holds more than files named ``own``: a replacement would delete it."""
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in own or path.is_dir())
+    if foreign:
+        raise OutputExistsError(
+            f"{target} holds files that xgr did not write there: {', '.join(foreign[:5])}"
+            + (", ..." if len(foreign) > 5 else ""),
+            why="replacing the directory would delete them",
+            hint="move them away, or name another directory with --out",
+        )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from xgr_engine.catalog.swap import replacement
+from xgr_engine.catalog.swap import refuse_foreign, replacement
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.checkpoint.hf_config import HfConfig, parse_hf_config
 from xgr_engine.checkpoint.hf_source import (
@@ -206,6 +206,7 @@ def _already_there(options: ConvertOptions, request: str) -> ModelDir | None:
     except (CheckpointError, KeyError, TypeError) as error:
         why = f"it holds a model directory that cannot be used: {error}"
     if options.fresh:
+        refuse_foreign(out, (METADATA_FILE, WEIGHTS_FILE, TOKENIZER_FILE, *COMPANION_FILES))
         return None
     raise OutputExistsError(f"{out}: exists", why=why, hint="replace it with --fresh, or give another --out")
 
