@@ -192,6 +192,19 @@ def test_a_part_that_vanished_from_a_finished_output_is_said(place: Place, stage
 # ---- inputs that change or are damaged ------------------------------------------------------------------------------
 
 
+def test_a_damaged_part_of_a_finished_output_is_said(place: Place, stage: Stage, users: Path, whole: Path) -> None:
+    """Not 'nothing to do': whoever reads the output next would meet half a file, or another run's rows."""
+    options = place.options(users, shard_rows=SHARD_ROWS, out=str(whole))
+    part = min(whole.glob("part-*"))
+    data = part.read_bytes()
+    part.write_bytes(data[: len(data) // 2])
+    with pytest.raises(OutputExistsError, match=f"missing or damaged: {part.name}"):
+        stage.run(options)
+    pq.write_table(pa.table({"user_id": ["x"]}), part)
+    with pytest.raises(OutputExistsError, match=f"missing or damaged: {part.name}"):
+        stage.run(options)
+
+
 def test_an_input_cut_short_during_the_run_is_noticed(place: Place, stage: Stage, users: Path) -> None:
     def cut(number: int) -> None:
         if number == 2:

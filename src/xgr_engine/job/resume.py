@@ -100,10 +100,12 @@ def look(out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequenc
     known = (own, *manifest.get("earlier_fingerprints", ()))
     changed = differences(manifest.get("fingerprint_fields", {}), fields)
     if out.success.exists() and not changed:
-        if all(out.part(shard).exists() for shard in shards):
+        spoilt = [out.part(shard) for shard in shards if not is_of_run(out.part(shard), known)]
+        if not spoilt:
             return Earlier("done", manifest, frozenset(range(len(shards))), known)
         raise OutputExistsError(
-            f"--out {out.root} was finished, and now some of its part files are missing",
+            f"--out {out.root} was finished, and now {len(spoilt)} of its part files are missing or damaged: "
+            + ", ".join(path.name for path in spoilt[:_SHOWN]),
             hint="compute it again with --fresh, or name another directory",
         )
     if changed:
@@ -126,8 +128,16 @@ def is_finished(part: Path, sidecar: Path, fingerprints: Collection[str]) -> boo
         fingerprints: of the run, and those it had before an unreadable input was mended.
     """
     try:
-        metadata = pq.read_metadata(part).metadata or {}
         pq.read_metadata(sidecar)
+    except (OSError, pa.ArrowException):
+        return False
+    return is_of_run(part, fingerprints)
+
+
+def is_of_run(part: Path, fingerprints: Collection[str]) -> bool:
+    """Whether a part file is there, readable as far as its footer goes, and of one of these runs."""
+    try:
+        metadata = pq.read_metadata(part).metadata or {}
     except (OSError, pa.ArrowException):
         return False
     return metadata.get(FINGERPRINT_KEY, b"").decode(errors="replace") in fingerprints
