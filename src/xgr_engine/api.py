@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
+from xgr_engine.errors import UsageError
 from xgr_engine.job.engine import (
     Device,
     LoadedEngine,
@@ -86,6 +87,8 @@ def load(
     Raises:
         XgrError: either directory is unusable, they do not fit together, or the device is missing.
     """
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads {threads}: must be at least 1")
     let_waiting_threads_sleep()
     vocabulary = load_vocabulary(Path(vocab))
     model_dir = load_model_dir(Path(model))
@@ -174,7 +177,7 @@ def _rows(histories: Sequence[Any], exclude: Sequence[Any] | None) -> Rows:
     lists = {_HISTORY: [_plain(cell) for cell in histories]}
     if exclude is not None:
         if len(exclude) != len(histories):
-            raise ValueError(f"{len(exclude)} exclusion lists for {len(histories)} histories")
+            raise UsageError(f"exclude has {len(exclude)} lists for {len(histories)} histories")
         lists[_EXCLUDE] = [_plain(cell) for cell in exclude]
     return Rows(pa.table({"user": np.arange(len(histories))}), lists, len(histories))
 

@@ -406,6 +406,17 @@ def test_a_missing_rank_or_attribute_column_is_named(tmp_path: Path) -> None:
         assert "'sales'" in str(caught.value) and "views" in str(caught.value)
 
 
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = parquet(tmp_path / "c.parquet", {"item_id": [1], "sid": [[1]]})
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CatalogError, match=r"c\.parquet cannot be read\nPermission denied"):
+        read_catalog([path], ReadOptions())
+
+
 def test_a_format_can_be_named_when_the_file_does_not_tell(tmp_path: Path) -> None:
     path = tmp_path / "catalog.dat"
     pq.write_table(pa.table({"item_id": [1], "sid": [[1]]}), path)

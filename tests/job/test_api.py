@@ -54,10 +54,15 @@ def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
         loaded.recommend([[101]], top_k=9, beam=8)
 
 
+def test_no_threads_cannot_compute(place: Place) -> None:
+    with pytest.raises(UsageError, match="threads 0"):
+        xgr.load(model=place.model, vocab=place.vocab, threads=0)
+
+
 def test_exclude_and_short(loaded: xgr.Recommender) -> None:
     recs = loaded.recommend([[101], [101]], exclude=[list(range(100, 135)), None], top_k=8, beam=40)
     assert {r.item_id for r in recs[0] or []} == set(range(135, 140)) and recs.short == [True, False]
-    with pytest.raises(ValueError, match="1 exclusion lists for 2"):
+    with pytest.raises(UsageError, match="exclude has 1 lists for 2 histories"):
         loaded.recommend([[101], [101]], exclude=[[1]])
 
 

@@ -110,7 +110,7 @@ def _recommendations(directory: Path, verify: bool) -> dict[str, Any]:
         raise InputError(
             f"{directory / MANIFEST_FILE} is no manifest of xgr",
             why="it is damaged, or another tool wrote it",
-            hint="xgr recommend --fresh writes the output again",
+            hint="move the directory away, and let xgr recommend write the output again",
         )
     return {
         "kind": "recommendations",

@@ -53,8 +53,11 @@ def detect_format(files: Sequence[Path]) -> str:
     """The one format that all files have."""
     found: dict[str, Path] = {}
     for path in files:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+        try:
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        except OSError as error:
+            raise CatalogError(f"{path} cannot be read", why=str(error.strerror)) from error
         name = next((name for name in FORMATS if reader(name).detect(path, head)), None)
         if name is None:
             why = "the file is empty" if not head else "neither its name nor its first bytes tell"
