@@ -86,6 +86,7 @@ class ItemTrie:
         rows = np.unique(rows)
         if len(rows) == 0 or self.num_items == 0:
             return np.empty(0, np.int64)
+        rows = rows.astype(self.items.dtype, copy=False)  # another type would copy all items
         at = np.searchsorted(self.items, rows).clip(max=self.num_items - 1)
         found: NDArray[np.int64] = at[self.items[at] == rows].astype(np.int64)
         return found

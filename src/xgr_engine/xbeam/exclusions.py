@@ -41,7 +41,7 @@ class Exclusions:
 
 
 def find_dead_nodes(trie: ItemTrie, rules: Sequence[NDArray[np.int32] | UserRules]) -> Exclusions:
-    """Dead nodes of a batch.
+    """Dead nodes of a batch, in time that depends on what is excluded and not on the size of the catalog.
 
     Args:
         rules: per user the excluded rows of ``items.parquet``, in any order; repeats and rows outside the trie, or
@@ -58,17 +58,21 @@ def find_dead_nodes(trie: ItemTrie, rules: Sequence[NDArray[np.int32] | UserRule
     counts = np.array([len(found) for found in positions], np.int64)
     user = np.repeat(np.arange(users), counts)
     item = np.concatenate(positions) if users else np.empty(0, np.int64)
-    leaf = np.searchsorted(trie.item_start, item, side="right") - 1
-    size = np.diff(trie.item_start)
-    dead_user, dead_leaf = _full(user, leaf, trie.num_leaves, size)
+    leaf = _last_at_or_before(trie.item_start, item)
+    dead_user, dead_leaf, occurrences = _counted(user, leaf, trie.num_leaves)
+    full = occurrences == trie.item_start[dead_leaf + 1] - trie.item_start[dead_leaf]
+    dead_user, dead_leaf = dead_user[full], dead_leaf[full]
     inner = []
     for depth in range(1, trie.levels + 1):
         # a leaf of this very depth is the node itself: it says nothing of what hangs under it
         below = trie.leaf_depth[dead_leaf] > depth
         owner, under = dead_user[below], dead_leaf[below]
-        node = np.searchsorted(trie.leaf_start[depth - 1], under, side="right") - 1
-        capacity = trie.leaf_end[depth - 1] - trie.leaf_start[depth - 1] - trie.is_leaf(depth)
-        inner.append(_table(users, *_full(owner, node, trie.num_nodes(depth), capacity)))
+        owner, node, occurrences = _counted(
+            owner, _last_at_or_before(trie.leaf_start[depth - 1], under), trie.num_nodes(depth)
+        )
+        first = trie.leaf_start[depth - 1][node]
+        full = occurrences == trie.leaf_end[depth - 1][node] - first - (trie.leaf_depth[first] == depth)
+        inner.append(_table(users, owner[full], node[full]))
     return Exclusions(
         leaves=_table(users, dead_user, dead_leaf),
         inner=tuple(inner),
@@ -79,14 +83,18 @@ def find_dead_nodes(trie: ItemTrie, rules: Sequence[NDArray[np.int32] | UserRule
     )
 
 
-def _full(
-    user: NDArray[np.int64], node: NDArray[np.int64], nodes: int, capacity: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(user, node) pairs that occur exactly ``capacity[node]`` times, ordered by user, then node."""
+def _last_at_or_before(starts: NDArray[np.int32], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Place of the last start that is not above each value. Other types than the array's would copy the whole array."""
+    return np.searchsorted(starts, values.astype(starts.dtype), side="right") - 1
+
+
+def _counted(
+    user: NDArray[np.int64], node: NDArray[np.int64], nodes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct (user, node) pairs, ordered by user, then node, and how often each occurs."""
     key, occurrences = np.unique(user * nodes + node, return_counts=True)
     owner, found = np.divmod(key, max(nodes, 1))
-    full = occurrences == capacity[found]
-    return owner[full], found[full]
+    return owner, found, occurrences
 
 
 def _table(users: int, user: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.int32]:
