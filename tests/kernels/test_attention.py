@@ -197,3 +197,25 @@ def test_replays_for_other_lengths():
     call.ancestors.copy_(call.ancestors.flip(1))
     graph.replay()
     assert call.error(out) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shared", [0, 7])
+def test_ragged_prompts_in_one_call(shared: int) -> None:
+    """Many shapes go through one kernel, with and without a prefix whose keys came before."""
+    from xgr_engine.xattention import prefill, reference
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    own = [31, 1, 127, 64, 333]
+    query_start = np.cumsum([0, *([shared] if shared else []), *own]).tolist()
+    key_start = np.cumsum([0, *([shared] if shared else []), *(length + shared for length in own)]).tolist()
+
+    def normal(rows: int, heads: int) -> torch.Tensor:
+        return torch.randn(rows, heads, 64, generator=generator, device="cuda").bfloat16()
+
+    q, k, v = normal(query_start[-1], 4), normal(key_start[-1], 2), normal(key_start[-1], 2)
+    with prefill.preferred_kernels():
+        got = prefill.prompt_attention(q, k, v, query_start, key_start, 0.125)
+    wide = (tensor.double() for tensor in (q, k, v))
+    expected = reference.prompt_attention(*wide, query_start, key_start, 0.125)
+    assert float((got.double() - expected).norm() / expected.norm()) < 4e-3
