@@ -227,10 +227,10 @@ def test_json_numbers_beyond_int64_are_never_rounded(tmp_path: Path) -> None:
         read_catalog([path], ReadOptions())
 
 
-def test_an_unclosed_quote_is_no_sid(tmp_path: Path) -> None:
+def test_a_sid_over_two_lines_is_no_sid(tmp_path: Path) -> None:
     """The next row would become codes of this one: 1-2-2-1-3."""
     path = tmp_path / "c.csv"
-    path.write_text('item_id,sid\n1,"1-2\n2,1-3\n')
+    path.write_text('item_id,sid\n1,"1-2\n2,1-3"\n')
     with pytest.raises(CatalogError, match="item 1"):
         read_catalog([path], ReadOptions())
     path.write_text('item_id,sid\n1,"[1\n 2]"\n')

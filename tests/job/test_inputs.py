@@ -181,3 +181,19 @@ def test_a_file_replaced_by_one_of_the_same_size_is_noticed(tmp_path: Path) -> N
         reader.check_unchanged()
     with pytest.raises(HistoryError, match="changed during the run"):
         reader.read(0, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('user_id,history\n1,"[""p""]\n2,"[""r""]"', 2),
+        ('user_id,history\n1,"[""p""]"\n2,"[""r""]\n3,x\n', 3),
+    ],
+)
+def test_a_quote_that_swallows_users_is_refused_naming_its_line(tmp_path: Path, text: str, line: int) -> None:
+    """Two users used to become one row."""
+    path = tmp_path / "users.csv"
+    path.write_text(text)
+    with pytest.raises(HistoryError, match=rf"users.csv, line {line}: a quoted field") as caught:
+        open_inputs(options(path, list_text="json"))
+    assert caught.value.exit_code == 2

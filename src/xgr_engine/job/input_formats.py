@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from xgr_engine.catalog.readers.csv_quotes import check_quotes
 from xgr_engine.errors import HistoryError
 from xgr_engine.job.filesystems import InputPath, parquet_source, text_stream
 
@@ -162,6 +163,7 @@ class CsvFormat(_Format):
     """Every cell stays the text it is: a CSV file has no types, and a guess would turn user 007 into 7."""
 
     def describe(self, path: InputPath, columns: Columns) -> Description:
+        check_quotes(path, lambda: text_stream(path), HistoryError)
         names = self._header(path)
         copied = _check_columns(path, names, columns)
         counted = Columns(copied[:1] or columns.lists[:1], ())

@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.readers.csv_quotes import check_quotes
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import InputError
 
@@ -76,18 +77,19 @@ def _ids(option: str, path: Path, content: bytes, column: str) -> pa.Array:
         if content[:4] == b"PAR1":
             return _table_column(option, path, pq.read_table(io.BytesIO(content)), column)
         if path.suffix.lower() in (".csv", ".tsv"):
-            return _table_column(option, path, _read_csv(content, path), column)
+            return _table_column(option, path, _read_csv(option, content, path), column)
         lines = content.decode("utf-8-sig").splitlines()
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{option} {path}: cannot be read: {error}") from error
     return pa.array([line.strip() for line in lines if line.strip()], pa.large_string())
 
 
-def _read_csv(content: bytes, path: Path) -> pa.Table:
+def _read_csv(option: str, content: bytes, path: Path) -> pa.Table:
     """Cells stay text: item 007 is not item 7."""
     if not content.strip():
         return None
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    check_quotes(f"{option} {path}", lambda: io.BytesIO(content), InputError, delimiter)
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter)
     header = pyarrow.csv.read_csv(io.BytesIO(content), parse_options=parse).column_names
     convert = pyarrow.csv.ConvertOptions(

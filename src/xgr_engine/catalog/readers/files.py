@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xgr_engine.catalog.readers.base import ReadOptions, is_text
+from xgr_engine.catalog.readers.csv_quotes import check_quotes
 from xgr_engine.errors import CatalogError
 
 PARQUET = (".parquet", ".pq")
@@ -79,6 +80,7 @@ class TableFile:
 def _read_csv(path: Path, delimiter: str, options: ReadOptions) -> pa.Table:
     import pyarrow.csv as csv
 
+    check_quotes(path, lambda: pa.input_stream(str(path)), CatalogError, delimiter)
     parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     with pa.input_stream(str(path)) as stream:
         header = csv.open_csv(stream, parse_options=parse).schema.names
