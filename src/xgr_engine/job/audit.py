@@ -164,7 +164,7 @@ class Auditor:
 
     def _read(self, path: Path, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 table = file.read()
             read = self._read_long if self._options.layout == "long" else self._read_nested
             return read(table, shard, rows, rejected)

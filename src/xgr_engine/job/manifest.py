@@ -118,3 +118,14 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
             hint="use the xgr that wrote it, or another --out",
         )
     return record
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether there is a file that should be a manifest and cannot be read as one. Another program's is not damaged."""
+    if not path.is_file():
+        return False
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    return not isinstance(record, dict) or "kind" not in record

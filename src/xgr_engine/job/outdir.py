@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from xgr_engine.errors import OutputExistsError, UsageError
 from xgr_engine.job.commit import TEMPORARY_PREFIX, commit_text, sync
 from xgr_engine.job.lock import hold
-from xgr_engine.job.manifest import read_manifest
+from xgr_engine.job.manifest import is_damaged, read_manifest
 from xgr_engine.job.shards import Shard
 
 RUN_ID_KEY = b"xgr.run_id"
@@ -62,6 +62,10 @@ class OutDir:
     def part(self, shard: Shard) -> Path:
         return self.root / shard.folder / f"{shard.name}.parquet"
 
+    def name(self, part: Path) -> str:
+        """A part's name below the output, with slashes."""
+        return part.relative_to(self.root).as_posix()
+
     def sidecar(self, shard: Shard) -> Path:
         return self.shards / f"{shard.name}.parquet"
 
@@ -69,13 +73,19 @@ class OutDir:
         """The manifest that an earlier run left here; None where nothing is.
 
         Raises:
-            OutputExistsError: something is here that xgr did not write.
+            OutputExistsError: something is here that xgr did not write, or a manifest that cannot be read.
         """
         if not self.root.exists():
             return None
         if not self.root.is_dir():
             raise OutputExistsError(f"--out {self.root} is a file", hint="name a directory")
         manifest = read_manifest(self.manifest)
+        if manifest is None and self._is_known_by_rest():
+            raise OutputExistsError(
+                f"--out {self.root}: {self.manifest} is damaged",
+                why="xgr wrote this output, but of which run it is cannot be told any more",
+                hint="compute it again with --fresh, put a good copy of the manifest back, or name another directory",
+            )
         if manifest is None and any(self._foreign()):
             raise OutputExistsError(
                 f"--out {self.root} is not empty, and xgr did not write it",
@@ -137,7 +147,7 @@ class OutDir:
         return sorted(found, key=lambda path: -len(path.parts))
 
     def _foreign(self) -> Iterator[str]:
-        ours = read_manifest(self.manifest) is not None
+        ours = read_manifest(self.manifest) is not None or self._is_known_by_rest()
         for path in sorted(self.root.iterdir()):
             if path.is_symlink():
                 yield path.name
@@ -168,6 +178,11 @@ class OutDir:
                 continue
             elif not (ours and path in (self.manifest, self.rejects)) or not path.is_file():
                 yield f"_xgr/{path.name}"
+
+    def _is_known_by_rest(self) -> bool:
+        """Whether the manifest is damaged, and what lies beside it shows that xgr wrote here all the same."""
+        parts = (path for path in self.root.rglob("part-*.parquet") if "_xgr" not in path.parts)
+        return is_damaged(self.manifest) and (self.lock.is_file() or any(self._is_ours(path) for path in parts))
 
     def _is_state_file(self, path: Path) -> bool:
         return path.is_file() and (_PART.fullmatch(path.name) is not None or _is_temporary(path))

@@ -91,11 +91,19 @@ class RemoteOutput:
         """The manifest of what is here; None where nothing is.
 
         Raises:
-            OutputExistsError: objects that xgr did not write.
+            OutputExistsError: objects that xgr did not write, or a manifest that cannot be read.
         """
         names = self.sizes()
         manifest = self.manifest()
-        foreign = [name for name in names if manifest is None or not _OURS.fullmatch(name)]
+        others = [name for name in names if not _OURS.fullmatch(name)]
+        damaged = manifest is None and "_xgr/manifest.json" in names and not others
+        if damaged and not fresh:
+            raise OutputExistsError(
+                f"--out {self.uri}: its _xgr/manifest.json is damaged",
+                why="of which run this output is cannot be told any more",
+                hint="compute it again with --fresh, or name another folder",
+            )
+        foreign = others if damaged or manifest is not None else list(names)
         if foreign:
             shown = ", ".join(sorted(foreign)[:_SHOWN])
             what = f"--fresh will not touch {self.uri}" if fresh else f"--out {self.uri} cannot be used"
@@ -182,7 +190,9 @@ def run_published(
                 why="; ".join(changed[1:_SHOWN]),
                 hint="name another folder, or replace that output with --fresh",
             )
-        if "_SUCCESS" in output.sizes():
+        sizes = output.sizes()
+        if "_SUCCESS" in sizes:
+            _check_parts(options.out, manifest.get("parts", {}), sizes)
             return nothing_to_do(manifest)
     report = run(local)
     if report.failure is not None:
@@ -191,6 +201,17 @@ def run_published(
     report.record["published"] = published
     shutil.rmtree(local.out)
     return report
+
+
+def _check_parts(uri: str, written: Mapping[str, Mapping[str, int]], sizes: Mapping[str, int]) -> None:
+    """Raises OutputExistsError if a part of a finished output is gone or has another size."""
+    spoilt = sorted(name for name, stamp in written.items() if sizes.get(name) != stamp["bytes"])
+    if spoilt:
+        raise OutputExistsError(
+            f"--out {uri} was finished, and now {len(spoilt)} of its part files are missing or damaged: "
+            + ", ".join(spoilt[:_SHOWN]),
+            hint="compute it again with --fresh, or name another folder",
+        )
 
 
 def _publish(output: RemoteOutput, directory: Path, check: Callable[[], None]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.shards import Shard
 
 FINGERPRINT_KEY = b"xgr.fingerprint"
+PART_KEY = b"xgr.part"
 _BLOCK = 1 << 20
 _SHOWN = 5
 
@@ -100,7 +101,8 @@ def look(out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequenc
     known = (own, *manifest.get("earlier_fingerprints", ()))
     changed = differences(manifest.get("fingerprint_fields", {}), fields)
     if out.success.exists() and not changed:
-        spoilt = [out.part(shard) for shard in shards if not is_of_run(out.part(shard), known)]
+        written = manifest.get("parts", {})
+        spoilt = [part for part in map(out.part, shards) if not _is_intact(part, known, written.get(out.name(part)))]
         if not spoilt:
             return Earlier("done", manifest, frozenset(range(len(shards))), known)
         raise OutputExistsError(
@@ -135,12 +137,58 @@ def is_finished(part: Path, sidecar: Path, fingerprints: Collection[str]) -> boo
 
 
 def is_of_run(part: Path, fingerprints: Collection[str]) -> bool:
-    """Whether a part file is there, readable as far as its footer goes, and of one of these runs."""
+    """Whether a part file is there, readable as far as its footer goes, of one of these runs, and under its own name.
+
+    A part that was copied over another one is of the run, but its rows are not those of its name.
+    """
     try:
         metadata = pq.read_metadata(part).metadata or {}
     except (OSError, pa.ArrowException):
         return False
+    if metadata.get(PART_KEY, part.stem.encode()) != part.stem.encode():
+        return False
     return metadata.get(FINGERPRINT_KEY, b"").decode(errors="replace") in fingerprints
+
+
+# ---- finished parts -------------------------------------------------------------------------------------------------
+
+
+def part_stamps(out: OutDir, shards: Sequence[Shard]) -> dict[str, dict[str, int]]:
+    """What the manifest keeps of the finished parts, by name: size in bytes, time of the last change in ns."""
+    stamps = {}
+    for part in map(out.part, shards):
+        status = part.stat()
+        stamps[out.name(part)] = {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return stamps
+
+
+def _is_intact(part: Path, fingerprints: Collection[str], stamp: Mapping[str, int] | None) -> bool:
+    """Whether a part of a finished run is still what was written.
+
+    Its pages are read only where size and time do not already say so: a copy is compared with its checksums, and a
+    large output that nobody touched costs no more than its footers.
+
+    Args:
+        stamp: of :func:`part_stamps`; None: the output is of an xgr that kept none.
+    """
+    if not is_of_run(part, fingerprints):
+        return False
+    if stamp is None:
+        return True
+    status = part.stat()
+    if status.st_size != stamp["bytes"]:
+        return False
+    return status.st_mtime_ns == stamp["mtime_ns"] or _has_good_pages(part)
+
+
+def _has_good_pages(part: Path) -> bool:
+    try:
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(use_threads=False):
+                pass
+    except (OSError, pa.ArrowException):
+        return False
+    return True
 
 
 # ---- inputs that could not be read, and were mended -----------------------------------------------------------------

@@ -44,7 +44,7 @@ from xgr_engine.job.record import (
     state_after,
 )
 from xgr_engine.job.remote import RemoteOutput, run_published, staged
-from xgr_engine.job.resume import unreadable_record
+from xgr_engine.job.resume import part_stamps, unreadable_record
 from xgr_engine.job.shard_work import Finisher, ReadyPiece, ShardWork
 from xgr_engine.job.shards import Piece, Shard, cut
 from xgr_engine.job.stop import Stop
@@ -323,6 +323,7 @@ def _finish(job: OpenedJob, finisher: Finisher, record: dict[str, Any], started:
     audit = finisher.audit(job.shards)
     record["durations"]["audit"] = time.monotonic() - audit_started
     record["audit"] = {**audit.to_json(), "line": audit.line()}
+    record["parts"] = part_stamps(job.out, job.shards)
     failure = _verdict(job, audit.faults, audit.line(), rejected)
     return _ended(job, record, _STATE_AFTER[type(failure)], started, failure)
 

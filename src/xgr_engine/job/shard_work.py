@@ -26,6 +26,7 @@ from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.output import ItemColumns, all_rejects, long_table, nested_table, rejects_table
 from xgr_engine.job.prompts import Prepared, PromptMaker
+from xgr_engine.job.resume import PART_KEY
 from xgr_engine.job.shards import Piece, Shard
 from xgr_engine.job.stop import Stop
 from xgr_engine.options import Exclusion
@@ -165,11 +166,12 @@ class ShardWork:
                 "batch_seconds": [round(seconds, 6) for seconds in done.batch_seconds],
             }
             rejects = pa.concat_tables(done.rejects)
-            metadata = {_NOTES_KEY: json.dumps(notes).encode()}
-            write_table(self._out.sidecar(shard), rejects.replace_schema_metadata(metadata))
+            noted = rejects.replace_schema_metadata({_NOTES_KEY: json.dumps(notes).encode()})
+            write_table(self._out.sidecar(shard), noted)
             # the names of directories say these
             table = pa.concat_tables(done.tables).drop_columns(list(self._options.partition_by))
-            write_table(self._out.part(shard), table.replace_schema_metadata(self._metadata))
+            metadata = self._metadata | {PART_KEY.decode(): shard.name}
+            write_table(self._out.part(shard), table.replace_schema_metadata(metadata))
         self.written += 1
 
     def _add(self, piece: Piece, ready: ReadyPiece, ranked: Ranked) -> None:
@@ -225,13 +227,13 @@ class _Pace:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """One Parquet file, zstd, whole or not at all."""
-    commit(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    """One Parquet file, zstd, its pages with checksums, whole or not at all."""
+    commit(path, lambda temporary: pq.write_table(table, temporary, compression="zstd", write_page_checksum=True))
 
 
 def _read_table(path: Path) -> pa.Table:
     """One file as it is; ``pq.read_table`` would read meaning into directory names."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         return file.read()
 
 
@@ -279,7 +281,9 @@ class Finisher:
                     merged.batch_seconds.extend(notes["batch_seconds"])
                     merged.reasons.update(table.column("reason").to_pylist())
                     table = table.replace_schema_metadata(None)
-                    writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd")
+                    writer = writer or pq.ParquetWriter(
+                        temporary, table.schema, compression="zstd", write_page_checksum=True
+                    )
                     writer.write_table(table)
             finally:
                 if writer is not None:

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.errors import InputError
 from xgr_engine.job.filesystems import InputPath
-from xgr_engine.job.manifest import read_manifest
+from xgr_engine.job.manifest import is_damaged, read_manifest
 from xgr_engine.job.outdir import OutDir
+from xgr_engine.job.resume import PART_KEY
 
 CHUNK_ROWS = 32_768
 
@@ -113,7 +114,7 @@ class Recommendations:
         rejects = OutDir(self.path).rejects
         if not rejects.is_file():
             return pa.array([], pa.string())
-        return plain(pq.read_table(rejects, columns=["user"])["user"])
+        return plain(pq.read_table(rejects, columns=["user"], page_checksum_verification=True)["user"])
 
     def is_input(self, files: Sequence[InputPath]) -> bool:
         """Whether these files are, by their content, the input files of the run."""
@@ -149,7 +150,8 @@ class Recommendations:
     def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         for path in self.files:
             try:
-                with pq.ParquetFile(path) as file:
+                # a damaged page must be an error, not other items
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
                     yield from file.iter_batches(CHUNK_ROWS, columns=columns, use_threads=False)
             except (pa.ArrowException, OSError) as error:
                 raise InputError(f"{path}: cannot be read: {error}") from error
@@ -222,6 +224,12 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
         files = (path,)
     else:
         raise InputError(f"--recs {path}: no such file or directory", hint="give the directory that recommend wrote")
+    if is_damaged(OutDir(path).manifest):
+        raise InputError(
+            f"--recs {path}: {OutDir(path).manifest} is damaged",
+            why="what the run was for, and whether it finished, cannot be told any more",
+            hint="put a good copy of the manifest back, or let xgr recommend write the output again with --fresh",
+        )
     manifest = read_manifest(OutDir(path).manifest)
     if manifest is not None and not OutDir(path).success.is_file():
         raise InputError(
@@ -260,12 +268,19 @@ def _part_files(directory: Path) -> tuple[Path, ...]:
 
 
 def _check_complete(path: Path, files: Sequence[Path], layout: str, manifest: dict[str, Any]) -> None:
-    """Raise an InputError unless these are the parts that the finished run wrote, as far as names and rows tell."""
+    """Raise an InputError unless these are the parts that the finished run wrote, as far as names, sizes and rows tell.
+
+    Their contents are compared with their checksums where they are read.
+    """
+    sizes = {name: stamp["bytes"] for name, stamp in manifest.get("parts", {}).items()}
+    spoilt = [file.name for file in files if _is_spoilt(file, sizes.get(OutDir(path).name(file)))]
     problem = ""
-    if len(files) != manifest["shards"]:
+    if spoilt:
+        problem = f"{spoilt[0]} has another size, or is a copy of another part"
+    elif len(files) != manifest["shards"]:
         problem = f"{len(files)} Parquet files, and the run wrote {manifest['shards']} parts"
     elif layout == "nested":
-        rows = sum(_rows_of(file) for file in files)
+        rows = sum(int(_footer(file).num_rows) for file in files)
         problem = "" if rows == manifest["rows"] else f"{rows} rows, and the run wrote {manifest['rows']}"
     if problem:
         raise InputError(
@@ -275,9 +290,16 @@ def _check_complete(path: Path, files: Sequence[Path], layout: str, manifest: di
         )
 
 
-def _rows_of(file: Path) -> int:
+def _is_spoilt(file: Path, size: int | None) -> bool:
+    if size is not None and file.stat().st_size != size:
+        return True
+    own = file.stem.encode()
+    return bool((_footer(file).metadata or {}).get(PART_KEY, own) != own)
+
+
+def _footer(file: Path) -> pq.FileMetaData:
     try:
-        return int(pq.read_metadata(file).num_rows)
+        return pq.read_metadata(file)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from error
 
