@@ -46,6 +46,7 @@ KERNEL_LIMIT = 125
 # Built from pieces, so that this file does not hold what it looks for.
 FORBIDDEN = [
     r"(?<![\w.])/" + r"work/(dev|main|shared|\.)",
+    r"(?<![\w.])/" + "root/",
     "files" + r"\.pythonhosted",
     r"pypi\.org/" + "simple",
     "download" + r"\.pytorch\.org",

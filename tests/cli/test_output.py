@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_reader_that_goes_away_is_no_error_and_does_not_stop_the_job(child: Chil
 
 
 def test_closed_streams(child: Child) -> None:
-    script = f'exec {sys.executable} -c "$TOY" toy >&- 2>&-'
+    script = f'exec {shlex.quote(sys.executable)} -c "$TOY" toy >&- 2>&-'
     outcome = subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"], "TOY": TOY}, timeout=60)
     assert outcome.returncode == 75
 
@@ -188,7 +189,14 @@ def test_jsonable_keeps_json_valid() -> None:
 def test_ctrl_c_ends_with_130_and_one_line(tmp_path: Path) -> None:
     sleep = "    output.note('begun')\n    __import__('time').sleep(60)\n"
     waiting = TOY.replace("    for n in range(lines):\n", f"{sleep}    for n in []:\n")
-    process = subprocess.Popen([sys.executable, "-c", waiting, "toy"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", waiting, "toy"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        # ignored in the background of a script, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stderr is not None
     assert process.stderr.readline() == "begun\n"
     process.send_signal(signal.SIGINT)

@@ -85,7 +85,10 @@ def test_a_stopped_run_leaves_no_half_file(place: Place, stop: signal.Signals) -
         sys.executable, "-m", "xgr_cli.main", "recommend", "--in", str(users), "--model", str(place.model),
         "--vocab", str(place.vocab), "--out", str(place.out), "--beam", "16", "--top-k", "5", "--shard-rows", "500",
     ]  # fmt: skip
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    # a signal that this process ignores, as SIGINT in the background of a script, would be ignored by the child too
+    process = subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: signal.signal(stop, signal.SIG_DFL)
+    )
     try:
         deadline = time.monotonic() + 120
         while not list(place.out.glob("part-*")) and process.poll() is None and time.monotonic() < deadline:

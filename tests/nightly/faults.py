@@ -16,6 +16,15 @@ from typing import Any
 _CODES = {signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGINT: 130, signal.SIGKILL: 137}
 
 
+def default_signals() -> None:
+    """In a child before it starts: the signals that are sent to it end it, also if this process ignores them.
+
+    Children inherit ignored signals: SIGHUP under ``nohup``, SIGINT in the background of a script.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Job:
     """The command line of one run, without its output.
 
@@ -33,7 +42,13 @@ class Job:
 
     def start(self, out: Path, *more: str, env: Mapping[str, str] | None = None, **popen: Any) -> subprocess.Popen[str]:
         """The run as a child; its stderr is a pipe unless told otherwise."""
-        given: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **popen}
+        given: dict[str, Any] = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "preexec_fn": default_signals,
+            **popen,
+        }
         environment = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else dict(env)
         return subprocess.Popen([*self.command, "--out", str(out), *more], env=environment, **given)
 

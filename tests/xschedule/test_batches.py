@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,8 @@ def test_sizes_that_fill_a_captured_shape_are_those_of_the_engine() -> None:
         assert places_for(filling(users)) == filling(users) <= users
         assert filling(users) == max(size for size in range(1, users + 1) if places_for(size) == size)
     assert LANES == _LANES
+    cost = CostModel(per_token=1000, per_row=500, per_user=2000, rows_per_user=64)
+    assert plan_limits(cost, 10**9, 10_000, gpu=True).lanes == LANES
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 500), st.integers(1, 40))
@@ -39,15 +42,17 @@ def test_batches_of_fixed_shapes_fill_them_and_leave_room_for_the_common_beginni
         assert number + 1 == len(batches) or filling(len(batch)) == len(batch)
 
 
-def test_a_gpus_budget_is_shared_by_two_lanes_unless_one_user_takes_more_than_half() -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_gpus_budget_is_shared_by_its_lanes_unless_a_share_is_too_small_for_a_user(lanes: int) -> None:
     cost = CostModel(per_token=1000, per_row=500, per_user=2000, rows_per_user=64, level_rows=129)
-    budget = 10**9
-    limits = plan_limits(cost, budget, 10_000, gpu=True)
-    assert limits.lanes == 2 and limits.fixed_shapes and limits.level_rows == 129
-    assert 2 * cost.of_batch(limits.tokens, limits.users) <= budget and filling(limits.users) == limits.users
-    alone = plan_limits(cost, int(1.5 * cost.of_batch(1, 1) / 0.8), 10_000, gpu=True)
+    budget = 2 * 10**8
+    limits = plan_limits(cost, budget, 10_000, gpu=True, lanes=lanes)
+    assert limits.lanes == lanes and limits.fixed_shapes and limits.level_rows == 129
+    held = lanes * cost.of_batch(limits.tokens, limits.users)
+    assert 0.7 * budget < held <= budget and filling(limits.users) == limits.users
+    alone = plan_limits(cost, int(1.5 * cost.of_batch(1, 1) / 0.8), 10_000, gpu=True, lanes=lanes)
     assert alone.lanes == 1 and alone.users == 1 and alone.rows_per_user == 64
-    cpu = plan_limits(cost, budget, 10_000, gpu=False)
+    cpu = plan_limits(cost, budget, 10_000, gpu=False, lanes=lanes)
     assert cpu.lanes == 1 and not cpu.fixed_shapes
 
 

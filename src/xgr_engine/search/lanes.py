@@ -1,7 +1,7 @@
 """A lane: the buffers and the stream one batch at a time runs in on a GPU, from packed prompts to a result on the host.
 
 Work of a lane runs in the order it was queued, so a batch may be queued before the one ahead of it has ended; the
-result of each is copied to memory of its own. Two lanes work side by side over the same weights.
+result of each is copied to memory of its own. One lane is the default; several work side by side over the same weights.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _CPU_BUDGET = 2 << 30
 _TYPICAL_PROMPT = 1024
 # kernels.reference.LOGITS_BYTES, which cannot be imported without torch; a test compares them
 _LOGITS_CHUNK = 256 << 20
-# recommender.LANES: batches side by side on a GPU, each with its own share of the budget
+# recommender.LANES, which cannot be imported without torch either
 _LANES = 1
 
 
@@ -105,16 +105,19 @@ def _widest(child_start: NDArray[np.integer[Any]], rows: int) -> int:
     return int(np.partition(counts, -rows)[-rows:].sum() if rows < len(counts) else counts.sum())
 
 
-def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) -> BatchLimits:
+def plan_limits(
+    cost: CostModel, budget: int, longest_prompt: int, gpu: bool, lanes: int = _LANES
+) -> BatchLimits:
     """Token and row budgets of a batch.
 
     Users take up to half of the budget without their prompts, and prompt tokens the rest, each up to a cap beyond which
-    larger batches bring nothing. On a GPU the limits hold for each of two batches side by side (for one where memory is
-    too small for two users).
+    larger batches bring nothing.
 
     Args:
         budget: bytes for a batch, weights not counted.
         longest_prompt: tokens of the longest prompt the model can read.
+        lanes: batches side by side on a GPU. The limits hold for each, which gets its share of the budget; one alone
+            gets all of it where a share is too small for a user.
 
     Raises:
         UsageError: one user with a prompt of one token does not fit.
@@ -128,7 +131,7 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool) ->
             why="the width is never lowered to fit memory",
             hint="give more with --max-memory, or ask for a smaller --beam",
         )
-    lanes = _LANES if gpu and _LANES * alone <= usable else 1
+    lanes = lanes if gpu and lanes * alone <= usable else 1
     usable //= lanes
     cap_tokens, cap_rows = _GPU_CAP if gpu else _CPU_CAP
     users = max(1, cap_rows // cost.rows_per_user)
