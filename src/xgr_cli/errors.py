@@ -6,6 +6,7 @@ Exit codes: 0 done or nothing to do; 1 failed; 2 bad usage, configuration or inp
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -21,7 +22,26 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 
+# Put by the parser's checks before the text of an exception; says nothing to whoever mistyped a value.
+_PREFIX = "Value error, "
+
 REPORT_HINT = "run again with -v or XGR_DEBUG=1 for the traceback"
+
+_NO_RIGHT = "the user that runs xgr has no right to read or write there", "give it that right, or name another place"
+_FILE_IN_PATH = "a file stands where the path needs a directory", "check the path, or name another place"
+_FULL = "the disk or the quota is full", "make room, or name another place; then run the same command"
+# Errors of the system that a user can mend: why, and what to do next.
+_SYSTEM_ERRORS = {
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+    errno.EROFS: ("the file system is mounted read-only", "name a place on another one"),
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.ENOTDIR: _FILE_IN_PATH,
+    errno.EEXIST: _FILE_IN_PATH,
+    errno.ENOENT: ("a file or directory of the path is missing", "check the path"),
+    errno.ENAMETOOLONG: ("the file system allows no name of that length", "name a shorter one"),
+}
 
 
 def report(error: BaseException, output: Output) -> int:
@@ -41,8 +61,7 @@ def report(error: BaseException, output: Output) -> int:
         output.error(*_explain_parser_error(error))
         return USAGE
     if isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
-        output.error(f"{place}{error.strerror}", hint=REPORT_HINT)
+        output.error(*_explain_system_error(error))
         return FAILED
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         first_line = (str(error) or "no memory left").splitlines()[0]
@@ -52,6 +71,13 @@ def report(error: BaseException, output: Output) -> int:
         f"{type(error).__name__}: {error}", why="not foreseen by xgr: likely a fault of its own", hint=REPORT_HINT
     )
     return FAILED
+
+
+def _explain_system_error(error: OSError) -> tuple[str, str, str]:
+    """What, why and next where the system refuses a file or directory."""
+    place = f"{error.filename}: " if error.filename else ""
+    why, hint = _SYSTEM_ERRORS.get(error.errno or 0, ("", REPORT_HINT))
+    return f"{place}{error.strerror}", why, hint
 
 
 def is_parser_error(error: BaseException) -> bool:
@@ -67,9 +93,9 @@ def _explain_parser_error(error: Any) -> tuple[str, str, str]:
     if unknown and ctx is not None and type(error).__name__ == "NoSuchOption":
         flags = [flag for known in ctx.command.params for flag in known.opts if flag.startswith("--")]
         return f"{ctx.command_path}: no such option: {unknown}", "", f"{near_miss(unknown, flags)} ({help_hint})"
-    message = str(getattr(error, "message", "") or error.format_message())
+    message = str(getattr(error, "message", "") or error.format_message()).replace(_PREFIX, "")
     if param is None or ctx is None:
-        return _first_lower(error.format_message()), "", help_hint
+        return _first_lower(error.format_message().replace(_PREFIX, "")), "", help_hint
     source = ctx.get_parameter_source(param.name)
     origin = source.name if source else ""
     if type(error).__name__ == "MissingParameter":

@@ -5,7 +5,7 @@ For files use ``xgr recommend``, or ``xgr_engine.job.run.run_job``, which never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -152,8 +152,9 @@ class Recommender:
             exclude_col=None if exclude is None else _EXCLUDE,
         )
         columns = ItemColumns.of(self.vocabulary, item_cols)
+        rows = _rows(histories, exclude)
         resolver = HistoryResolver(self.vocabulary, self.model.table, options)
-        prepared = make_prompt_maker(self.model, resolver, options).prepare(_rows(histories, exclude))
+        prepared = make_prompt_maker(self.model, resolver, options).prepare(rows)
         ranked = self._compute(search, prepared)
         copied = pa.table({"user": np.arange(len(histories))})
         table = nested_table(copied, prepared, ranked, columns).drop_columns("user")
@@ -174,12 +175,35 @@ class Recommender:
 
 
 def _rows(histories: Sequence[Any], exclude: Sequence[Any] | None) -> Rows:
-    lists = {_HISTORY: [_plain(cell) for cell in histories]}
+    lists = {_HISTORY: _cells("histories", histories)}
     if exclude is not None:
+        _check_sequence("exclude", exclude)
         if len(exclude) != len(histories):
             raise UsageError(f"exclude has {len(exclude)} lists for {len(histories)} histories")
-        lists[_EXCLUDE] = [_plain(cell) for cell in exclude]
+        lists[_EXCLUDE] = _cells("exclude", exclude)
     return Rows(pa.table({"user": np.arange(len(histories))}), lists, len(histories))
+
+
+def _check_sequence(name: str, given: Any) -> None:
+    """Raises UsageError unless ``given`` has a length and an order."""
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__") or not hasattr(given, "__iter__"):
+        raise UsageError(
+            f"{name} is {'None' if given is None else f'a {type(given).__name__}'}, not a sequence",
+            hint=f"give a list with one list of ids a user; a generator as list({name})",
+        )
+
+
+def _cells(name: str, given: Any) -> list[Any]:
+    _check_sequence(name, given)
+    cells = []
+    for number, cell in enumerate(given):
+        try:
+            cells.append(_plain(cell))
+        except TypeError:
+            raise UsageError(
+                f"{name}[{number}] is a {type(cell).__name__}, not a list", hint="give one list of ids a user"
+            ) from None
+    return cells
 
 
 def _plain(cell: Any) -> Any:

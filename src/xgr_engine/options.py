@@ -14,6 +14,12 @@ ScoreOver = Literal["vocab", "level", "allowed"]
 Collisions = Literal["all", "first"]
 
 
+def check_whole(option: str, value: object) -> None:
+    """Raises UsageError unless the value is an integer, Python's or numpy's."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise UsageError(f"{option} {value}: must be a whole number")
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """What the search returns. Everything in here changes results and belongs to the fingerprint.
@@ -32,6 +38,8 @@ class SearchOptions:
     collisions: Collisions = "all"
 
     def __post_init__(self) -> None:
+        check_whole("--beam", self.beam)
+        check_whole("--top-k", self.top_k)
         if self.beam < 1 or self.top_k < 1:
             raise UsageError(f"--beam {self.beam} --top-k {self.top_k}: both must be at least 1")
         if self.top_k > self.beam:

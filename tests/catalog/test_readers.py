@@ -275,6 +275,14 @@ def test_lcrec_index_of_bare_codes_and_of_joined_text(tmp_path: Path) -> None:
     assert items(read_catalog([path], ReadOptions())) == {"0": (1, 2)}
 
 
+def test_lcrec_first_item_without_a_sid_is_left_out_and_counted(tmp_path: Path) -> None:
+    """The format is told although the first value is null."""
+    path = tmp_path / "c.index.json"
+    path.write_text('{"0": null, "1": ["<a_1>"]}')
+    catalog = read_catalog([path], ReadOptions())
+    assert items(catalog) == {"1": (1,)} and catalog.null_sids == 1
+
+
 def test_lcrec_repeated_keys_are_both_seen(tmp_path: Path) -> None:
     path = tmp_path / "i.index.json"
     path.write_text('{"0": ["<a_1>"], "0": ["<a_2>"]}')
@@ -358,6 +366,8 @@ def two_id_types(folder: Path) -> list[Path]:
         (write_text("c.index.json", '{"0": ["<a_1>"], "1": [1]}'), ["item 1"]),
         (write_text("c.index.json", '{"0": [1.5]}'), ["item 0"]),
         (write_text("c.index.json", '{"0": ["<a_1>"], "1": ["a1"]}'), ["item 1", "a1"]),
+        (write_text("c.index.json", "{}"), ["c.index.json", "without items"]),
+        (write_text("c.index.json", '{"0": null, "1": []}'), ["c.index.json", "null"]),
         (write_text("c.item.json", '{"0": {"title": "x"}}'), ["attributes only"]),
         (write_text("c.txt", "<a_1>\tx\t0\n<a_1> x 0\n"), ["c.txt, line 2"]),
         (write_text("c.csv", ""), ["c.csv"]),

@@ -284,6 +284,8 @@ def test_offsets_serve_checkpoints_without_tokenizer(tmp_path: Path) -> None:
     assert model.renderer().render([[(1, 2, 3)]])[0].token_ids.tolist() == [5, 26, 47]
     with pytest.raises(InputError, match="no token for code 20"):
         convert(options(source, token_offsets=(4, 24, 44), fresh=True), one_sid_vocabulary(3, 19, 20))
+    with pytest.raises(UsageError, match="levels 1 and 2 both begin at token 4"):
+        convert(options(source, token_offsets=(4, 4, 44), out=tmp_path / "o1"))
     with pytest.raises(UsageError, match="sids-only"):
         convert(options(source, token_offsets=(4, 24, 44), out=tmp_path / "o2", prompt="lc-rec"))
 

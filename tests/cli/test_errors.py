@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -75,6 +76,30 @@ def test_panics_that_are_no_exceptions_are_caught(cli: RunCli, toy: ModuleType) 
 def test_missing_file_names_it(cli: RunCli, toy: ModuleType) -> None:
     toy.behaviour = _raising(PermissionError(13, "Permission denied", "/locked"))  # type: ignore[attr-defined]
     assert "/locked: Permission denied" in cli("toy", "--in", "a").err
+
+
+def test_a_place_that_may_not_be_written_is_said_with_why_and_what_next(cli: RunCli, toy: ModuleType) -> None:
+    toy.behaviour = _raising(PermissionError(13, "Permission denied", "/locked/recs"))  # type: ignore[attr-defined]
+    outcome = cli("toy", "--in", "a")
+    assert outcome.code == 1
+    assert [line.split(":")[0].strip() for line in outcome.err.splitlines()] == ["error", "why", "next"]
+    assert "no right" in outcome.err and "traceback" not in outcome.err
+
+
+def test_an_output_below_a_file_is_said(cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "c.csv").write_text("item_id,sid\n1,1-2\n")
+    outcome = cli("build-vocab", str(tmp_path / "c.csv"), "--out", str(tmp_path / "file" / "vocab"))
+    assert outcome.code != 0 and "Traceback" not in outcome.err and "not foreseen" not in outcome.err
+    assert "  next: " in outcome.err and "XGR_DEBUG" not in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [("recommend", "--layout", "wide"), ("eval", "--align", "left")])
+def test_a_mistyped_choice_is_said_in_plain_words(cli: RunCli, arguments: tuple[str, ...]) -> None:
+    """The parser's own check used to show through: 'Value error, ...'."""
+    outcome = cli(*arguments)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: {arguments[1]}: '{arguments[2]}' is not one of")
 
 
 def test_returned_code_becomes_the_exit_code(cli: RunCli, toy: ModuleType) -> None:

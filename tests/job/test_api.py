@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +53,26 @@ def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
         loaded.recommend([[101], [999]], top_k=2, beam=8, on_unknown="fail")
     with pytest.raises(UsageError, match="--top-k"):
         loaded.recommend([[101]], top_k=9, beam=8)
+
+
+@pytest.mark.parametrize(
+    ("histories", "more", "said"),
+    [
+        ([[100]], {"beam": 8.5}, "--beam 8.5: must be a whole number"),
+        ([[100]], {"top_k": True}, "--top-k True: must be a whole number"),
+        ([[100]], {"max_history": 1.5}, "--max-history 1.5: must be a whole number"),
+        (None, {}, "histories is None"),
+        (([100] for _ in range(2)), {}, "histories is a generator"),
+        ("100", {}, "histories is a str"),
+        ([100], {}, r"histories\[0\] is a int"),
+        ([[100]], {"exclude": iter([[1]])}, "exclude is a list_iterator"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_said_plainly(
+    loaded: xgr.Recommender, histories: Any, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        loaded.recommend(histories, **{"beam": 8, "top_k": 2, **more})
 
 
 def test_no_threads_cannot_compute(place: Place) -> None:

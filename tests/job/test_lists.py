@@ -157,3 +157,18 @@ def test_ready_prompts_as_text_ids_and_mixed_json_lines() -> None:
     assert mixed.prompts[0] == "text" and mixed.prompts[2] is None and list(mixed.faults) == [3]
     as_text = read_prompts(pa.array(["[5, 6]"]), "h", "json").prompts[0]
     assert isinstance(as_text, np.ndarray) and as_text.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[1, 2]", "add --list-text json"),
+        ("<a_1><b_2><a_3><b_4>", "one text a semantic ID"),
+        ("1 2 3", "cut the text into a list"),
+    ],
+)
+def test_the_hint_for_a_text_column_fits_the_text(text: str, hint: str) -> None:
+    """--list-text json cannot read semantic IDs that stand one after the other."""
+    with pytest.raises(HistoryError, match="holds text, not lists") as caught:
+        read_lists(pa.array([text]), "history", None)
+    assert hint in caught.value.hint

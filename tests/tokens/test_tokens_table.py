@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import CheckpointError, InputError, UsageError
-from xgr_engine.tokens.sid_tokens import offset_token_table, sid_token_table, split_template
+from xgr_engine.tokens.sid_tokens import check_level_offsets, offset_token_table, sid_token_table, split_template
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.tokenizer_files import open_source_tokenizer
 
@@ -145,6 +145,18 @@ def test_offsets_reach_to_the_next_level_and_the_last_to_the_vocabulary() -> Non
     assert offset_token_table((8, 3), 12).codes[1].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(InputError, match="no token for code 256"):
         table.bind(trie_of((0, 256, 0, 0)))
+
+
+def test_levels_with_one_offset_need_codes_that_differ_from_level_to_level() -> None:
+    """--token-offsets 2,2,2: token 5 would be code 3 of every level."""
+    check_level_offsets((2, 258, 514), None)
+    with pytest.raises(UsageError, match="levels 1 and 2 both begin at token 2") as caught:
+        check_level_offsets((2, 2, 2), None)
+    assert "--vocab" in caught.value.hint
+    with pytest.raises(UsageError, match="levels 1 and 3 both begin at token 2: code 7 of either is token 9"):
+        check_level_offsets((2, 258, 2), trie_of((7, 1, 2), (8, 1, 7)))
+    check_level_offsets((2, 2, 2), trie_of((7, 10, 20), (8, 11, 21)))
+    check_level_offsets((2, 2), trie_of((7,), (8,)))
 
 
 @pytest.mark.parametrize("offsets", [(), (-1, 4), (3, 20)])

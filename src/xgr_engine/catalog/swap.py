@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from xgr_engine.errors import OutputExistsError
+from xgr_engine.files import sync
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -49,9 +50,9 @@ def replacement(target: Path) -> Iterator[Path]:
         yield staging
         staging.chmod(0o777 & ~_umask())
         for path in (*staging.iterdir(), staging):
-            _sync(path)
+            sync(path)
         _move_into_place(staging, target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         os.close(lock)
         shutil.rmtree(staging, ignore_errors=True)
@@ -99,18 +100,6 @@ def _delete_leftovers(parent: Path, prefix: str) -> None:
         finally:
             os.close(lock)
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync a directory.
-        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from xgr_engine.catalog.ids import IdIndex, plain
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.catalog.trie_file import damaged, load_trie
 from xgr_engine.errors import CatalogError
+from xgr_engine.files import file_sha256
 
 IntArray = NDArray[np.int32]
 
@@ -210,12 +210,6 @@ def verify_files(path: str | Path) -> None:
         _check_size(directory / name, entry["bytes"])
         if file_sha256(directory / name) != entry["sha256"]:
             raise damaged(directory / name, "its content is not what was written (checksum)")
-
-
-def file_sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_size(path: Path, expected: int) -> None:

@@ -44,7 +44,7 @@ from xgr_engine.models.spec import ModelSpec
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.tokens.contract import ScoreContract, make_score_contract
 from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spec
-from xgr_engine.tokens.sid_tokens import known_sid_token, offset_token_table, sid_token_table
+from xgr_engine.tokens.sid_tokens import check_level_offsets, known_sid_token, offset_token_table, sid_token_table
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.tokenizer_files import (
     COMPANION_FILES,
@@ -135,6 +135,8 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
     files = find_weights(options.source)
     tokenizer = open_source_tokenizer(options.source)
     table = _table(options, tokenizer, config.spec)
+    if options.token_offsets is not None:
+        check_level_offsets(options.token_offsets, None if vocabulary is None else vocabulary.trie)
     if vocabulary is not None:
         table.bind(vocabulary.trie)
     # With offsets the tokenizer, if any, does not know the SID tokens and cannot place them in a text.

@@ -179,7 +179,7 @@ def _parse_text(text: str, name: str, list_text: str | None) -> Any:
         raise HistoryError(
             f"column {name!r} holds text, not lists",
             why=f"the first text is {text[:60]!r}",
-            hint="add --list-text json for [1, 2] or [\"a\", \"b\"], --list-text python for ['a', 'b']",
+            hint=_hint_for(text),
         )
     if not text.strip():
         return None
@@ -188,6 +188,18 @@ def _parse_text(text: str, name: str, list_text: str | None) -> Any:
     # literal_eval raises MemoryError or RecursionError on absurdly nested text, which is the cell's fault, not ours
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise _BadCell("bad-list-text", f"not a {list_text} list: {text[:60]!r}") from error
+
+
+def _hint_for(text: str) -> str:
+    """What to do with a column of texts such as this one."""
+    if text.strip()[:1] in ("[", "("):
+        return "add --list-text json for [1, 2] or [\"a\", \"b\"], --list-text python for ['a', 'b']"
+    if "<" in text and ">" in text:
+        return (
+            "cut the text into a list with one text a semantic ID: a list column, "
+            'or ["<a_1><b_2>", "<a_3><b_4>"] with --list-text json; ready prompts need --history-format prompt'
+        )
+    return 'cut the text into a list: a list column, or [1, 2] or ["a", "b"] with --list-text json'
 
 
 def _elements(cell: Any) -> list[int | str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from xgr_engine.errors import UsageError
 from xgr_engine.job.filter_options import FilterOptions, parse_matches
-from xgr_engine.options import SearchOptions
+from xgr_engine.options import SearchOptions, check_whole
 
 HistoryFormat = Literal["items", "sids", "tokens", "prompt"]
 ListText = Literal["json", "python"]
@@ -46,6 +46,14 @@ def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         names = ", ".join(str(name) for name in allowed if name is not None)
         raise UsageError(f"{option} {value}: must be one of {names}")
+
+
+def _at_least_1(option: str, value: int | None) -> None:
+    if value is None:
+        return
+    check_whole(option, value)
+    if value < 1:
+        raise UsageError(f"{option} {value}: must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -90,9 +98,8 @@ class HistoryOptions:
         _one_of("--list-text", self.list_text, (None, "json", "python"))
         _one_of("--on-unknown", self.on_unknown, ("drop", "reject", "fail"))
         _one_of("--on-empty", self.on_empty, ("template", "reject"))
-        for name, value in (("--max-history", self.max_history), ("--limit", self.limit)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} {value}: must be at least 1")
+        _at_least_1("--max-history", self.max_history)
+        _at_least_1("--limit", self.limit)
         parse_matches(self.match)
         if self.history_format == "prompt":
             self._check_ready_prompts()
@@ -180,9 +187,8 @@ class RecommendOptions:
     def __post_init__(self) -> None:
         _one_of("--layout", self.layout, ("nested", "long"))
         _one_of("--on-error", self.on_error, ("reject", "fail"))
-        for name, value in (("--shard-rows", self.shard_rows), ("--threads", self.threads)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} {value}: must be at least 1")
+        _at_least_1("--shard-rows", self.shard_rows)
+        _at_least_1("--threads", self.threads)
         if self.slo_ms is not None and not self.slo_ms > 0:
             raise UsageError(f"--slo-ms {self.slo_ms:g}: must be above 0")
         max_rejects_of(self.max_rejects, 0)

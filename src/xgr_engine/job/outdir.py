@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xgr_engine.errors import OutputExistsError, UsageError
-from xgr_engine.job.commit import TEMPORARY_PREFIX, commit_text, sync
+from xgr_engine.files import TEMPORARY_PREFIX, sync
+from xgr_engine.job.commit import commit_text
 from xgr_engine.job.lock import hold
 from xgr_engine.job.manifest import is_damaged, read_manifest
 from xgr_engine.job.shards import Shard

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from tokenizers import Tokenizer
 
+from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import CheckpointError, UsageError
 from xgr_engine.tokens.table import SidTokenTable
 
@@ -85,6 +87,40 @@ def offset_token_table(offsets: Sequence[int], vocab_size: int) -> SidTokenTable
         [range(end - offset) for offset, end in zip(offsets, ends, strict=True)],
         [range(offset, end) for offset, end in zip(offsets, ends, strict=True)],
     )
+
+
+def check_level_offsets(offsets: Sequence[int], trie: ItemTrie | None) -> None:
+    """Refuses levels with one offset, where a token would stand for a code of either level.
+
+    That is right only for a catalog whose codes differ from level to level (0 to 255, 256 to 511, ...): then one offset
+    serves all, and no code of a level is a code of another.
+
+    Args:
+        trie: of the catalog; None where it is not known.
+
+    Raises:
+        UsageError: two levels begin at the same token, and may or do share codes.
+    """
+    for second, offset in enumerate(offsets):
+        first = offsets.index(offset)
+        if first == second:
+            continue
+        shared = None
+        if trie is not None:
+            if second >= trie.levels:
+                continue
+            common = np.intersect1d(trie.codes[first], trie.codes[second])
+            if not len(common):
+                continue
+            shared = f": code {int(common[0])} of either is token {offset + int(common[0])}"
+        raise UsageError(
+            f"--token-offsets: levels {first + 1} and {second + 1} both begin at token {offset}{shared or ''}",
+            why="one token would stand for a code of either level"
+            if shared
+            else "unless no code of one is a code of the other, one token would stand for either",
+            hint="give each level its own offset, such as 2,258,514,770"
+            + ("" if shared else "; if the codes differ from level to level, show the catalog with --vocab"),
+        )
 
 
 def split_template(template: str) -> tuple[str, ...]:

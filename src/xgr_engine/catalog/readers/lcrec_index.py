@@ -21,8 +21,8 @@ from xgr_engine.errors import CatalogError
 
 Pairs = list[tuple[str, Any]]
 
-# {"0": [... , {"0": "<a_1>... or {"0": {...
-_HEAD = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*(?P<value>[\[{"])')
+# {"0": [... , {"0": "<a_1>... , {"0": {... , {"0": null... or {}
+_HEAD = re.compile(rb'\s*\{\s*(?:"(?:[^"\\]|\\.)*"\s*:\s*(?:[\[{"]|null\b)|\}\s*\Z)')
 
 
 def detect(path: Path, head: bytes) -> bool:
@@ -45,6 +45,9 @@ def read(paths: Sequence[Path], options: ReadOptions) -> Catalog:
             index += pairs
     if index_path is None:
         raise CatalogError(f"{paths[0]} holds item attributes only", hint="name the index file too (item -> tokens)")
+    if not any(value for _, value in index):
+        what = "every item of it is null or an empty list" if index else "an object without items"
+        raise CatalogError(f"{index_path} holds no semantic ID: {what}", hint="was the export cut short?")
     item_id = pa.array([key for key, _ in index], pa.string())
     column = _sid_array([value for _, value in index], item_id, index_path)
     codes, templates = read_sid_column(pa.chunked_array([column]), SidSource(index_path, item_id, "index"))
