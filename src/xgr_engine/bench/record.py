@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from xgr_engine.errors import InputError
+from xgr_engine.files import write_text
 
 KIND = "bench"
 SCHEMA_VERSION = 1
@@ -16,9 +16,7 @@ SCHEMA_VERSION = 1
 def write_record(path: Path, record: Any) -> None:
     """Replace ``path`` as a whole; a run that is stopped leaves what it had by then."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **record}, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, json.dumps({"schema_version": SCHEMA_VERSION, **record}, indent=1) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:

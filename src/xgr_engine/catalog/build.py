@@ -31,11 +31,11 @@ from xgr_engine.catalog.vocabulary import (
     TRIE,
     Vocabulary,
     describe,
-    file_sha256,
     load_vocabulary,
     verify_files,
 )
 from xgr_engine.errors import CatalogError, OutputExistsError, UsageError
+from xgr_engine.files import file_sha256
 
 IntArray = NDArray[np.int32]
 

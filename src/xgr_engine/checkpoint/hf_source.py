@@ -12,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from xgr_engine.checkpoint.weights import sha256_file
 from xgr_engine.errors import CheckpointError
+from xgr_engine.files import file_sha256
 from xgr_engine.tokens.tokenizer_files import COMPANION_FILES, TOKENIZER_FILE
 
 CONFIG_FILE = "config.json"
@@ -203,4 +203,4 @@ class Shards:
 def hash_source(source: Path, shards: tuple[str, ...]) -> dict[str, str]:
     """Name -> sha256 of every file that conversion reads."""
     names = [CONFIG_FILE, *shards, TOKENIZER_FILE, *COMPANION_FILES]
-    return {name: sha256_file(source / name) for name in names if (source / name).is_file()}
+    return {name: file_sha256(source / name) for name in names if (source / name).is_file()}

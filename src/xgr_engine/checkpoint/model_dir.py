@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xgr_engine.checkpoint.weights import sha256_file, verify_checksums
+from xgr_engine.checkpoint.weights import verify_checksums
 from xgr_engine.errors import CheckpointError
+from xgr_engine.files import file_sha256
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.tokens.contract import ScoreContract
 from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec
@@ -94,7 +95,7 @@ class ModelDir:
         """
         wrong = verify_checksums(self.weights_path, self.checksums["tensors"])
         wrong += [
-            name for name, digest in self.checksums["tokenizer"].items() if sha256_file(self.path / name) != digest
+            name for name, digest in self.checksums["tokenizer"].items() if file_sha256(self.path / name) != digest
         ]
         if wrong:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""

@@ -97,14 +97,6 @@ def verify_checksums(path: Path, checksums: Mapping[str, str]) -> list[str]:
         ) from error
 
 
-def sha256_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _hash(file: IO[bytes], size: int) -> str:
     digest = hashlib.sha256()
     while size > 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xgr_engine.errors import UsageError
+from xgr_engine.files import write_text
 
 # Enough for hours of batches; a trace beyond that opens in no viewer.
 _MOST_EVENTS = 400_000
@@ -84,6 +85,4 @@ class Trace:
         """Writes the file, whole or not at all; nothing without a path."""
         if self.path is None:
             return
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
-        temporary.write_text(json.dumps(self.to_json()), encoding="utf-8")
-        temporary.replace(self.path)
+        write_text(self.path, json.dumps(self.to_json()))
