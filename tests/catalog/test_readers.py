@@ -358,6 +358,18 @@ def two_id_types(folder: Path) -> list[Path]:
     ("write", "names"),
     [
         (write_text("c.jsonl", '{"item_id": 5, "sid": [1]}\n{"item_id": "5", "sid": [2]}\n'), ["5", '"5"', "one type"]),
+        (
+            write_text("c.jsonl", '{"item_id": 5, "sid": [1]}\n{"item_id": 6, "sid": "<a_1>"}\n'),
+            ["c.jsonl: some values of column sid are of type", "in one way in every row"],
+        ),
+        (
+            write_text("c.jsonl", '{"item_id": 5, "sid": [1]}\n{"item_id": 6, "sid": ["<a_1>"]}\n'),
+            ["c.jsonl: some values inside column sid are of type", "in one way in every row"],
+        ),
+        (
+            write_text("tokenizer.json", '{"version": "1.0", "added_tokens": [{"id": 0}], "model": {"type": "BPE"}}'),
+            ["tokenizer.json is no LC-Rec index but a tokenizer", "name the catalog"],
+        ),
         (two_id_types, ["a.parquet", "b.parquet", "numbers", "text"]),
         (write_text("c.jsonl", '{"item_id": 5, "sid": [1]}\n{"item_id": \n'), ["c.jsonl, line 2"]),
         (write_text("c.jsonl", "[1]\n"), ["c.jsonl, line 1", "object"]),

@@ -115,10 +115,23 @@ def _read_json_lines(path: Path, options: ReadOptions) -> pa.Table:
         changed = re.search(r"Column\(/(.*?)\) changed from (\w+) to (\w+)", str(error))
         if changed and changed[1] == options.item_col:
             raise mixed_ids(path, f"{changed[2]}s", f"{changed[3]}s") from error
+        if changed:
+            raise _mixed_values(path, *changed.groups()) from error
         raise
     if options.item_col in table.schema.names:
         _refuse_rounded_ids(table[options.item_col], path)
     return table
+
+
+def _mixed_values(path: Path, place: str, one: str, other: str) -> CatalogError:
+    """The error for a column of two types; ``place`` is Arrow's, with ``[]`` for what a list holds: ``sid/[]``."""
+    column, _, inner = place.partition("/")
+    where = f"values inside column {column}" if inner else f"values of column {column}"
+    return CatalogError(
+        f"{path}: some {where} are of type {one}, others of type {other}",
+        why="a column has one type in all rows",
+        hint=f'write {column} in one way in every row, such as [12, 3, 7] or "<a_12><b_3><c_7>"',
+    )
 
 
 def _refuse_rounded_ids(ids: pa.ChunkedArray, path: Path) -> None:

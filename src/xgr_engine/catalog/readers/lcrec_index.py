@@ -38,6 +38,7 @@ def read(paths: Sequence[Path], options: ReadOptions) -> Catalog:
     index_path: Path | None = None
     for path in _with_item_files(paths):
         pairs = _load(path)
+        _refuse_tokenizers({key for key, _ in pairs}, path)
         if pairs and all(isinstance(value, dict) for _, value in pairs):
             items += pairs
         else:
@@ -77,6 +78,16 @@ def _load(path: Path) -> Pairs:
     if not isinstance(document, _Object):
         raise CatalogError(f"{path} is not one JSON object", hint="name another format with --format")
     return document.pairs
+
+
+def _refuse_tokenizers(keys: set[str], path: Path) -> None:
+    """A checkpoint's ``tokenizer.json`` is the other JSON file at hand, and tells nothing of items."""
+    if {"model", "added_tokens"} <= keys:
+        raise CatalogError(
+            f"{path} is no LC-Rec index but a tokenizer",
+            why="an index is a JSON object that maps every item id to its list of tokens",
+            hint="name the catalog, such as the .index.json of the data set; a tokenizer is read by xgr convert",
+        )
 
 
 class _Object(dict[str, Any]):
