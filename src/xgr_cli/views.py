@@ -24,6 +24,7 @@ def show_vocabulary(out: Output, record: dict[str, Any]) -> None:
             "rank": rank and f"{rank['column']}, {'largest' if rank['descending'] else 'smallest'} first",
             "size": f"{record['bytes_on_disk'] / 1e6:,.1f} MB",
             "content": record["content_hash"],
+            **_verified(record),
         },
         title=f"Vocabulary {record['path']}",
     )
@@ -66,9 +67,15 @@ def show_model(out: Output, record: dict[str, Any]) -> None:
             "source": record["source"]["path"],
             "written by": f"xgr {record['xgr_version']}",
             "fingerprint": record["fingerprint"],
+            **_verified(record),
         },
         title=f"Model {record['path']}",
     )
+
+
+def _verified(record: dict[str, Any]) -> dict[str, str]:
+    """A line for ``xgr inspect --verify``, which ends with an error where a file does not match."""
+    return {"verified": "all files match their checksums"} if record.get("verified") else {}
 
 
 def show_recommendations(out: Output, record: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from xgr_engine.api import Recommendation, Recommendations, Recommender, load
 
 __all__ = ["Recommendation", "Recommendations", "Recommender", "load"]
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from xgr_engine import api
 
         return getattr(api, name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("xgr")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

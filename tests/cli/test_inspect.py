@@ -73,7 +73,11 @@ def test_unfinished_recommendations_are_shown_as_such(cli: RunCli, made: Path) -
 def test_verify_finds_a_damaged_byte(cli: RunCli, tmp_path: Path) -> None:
     vocab, model = make_vocabulary(tmp_path / "v"), make_model(tmp_path / "m")
     assert cli("inspect", str(vocab), "--verify", "--json").json["verified"] is True
-    assert cli("inspect", str(model), "--verify").code == 0
+    assert cli("inspect", str(model), "--verify", "--json").json["verified"] is True
+    for place in (vocab, model):
+        assert "all files match their checksums" in cli("inspect", str(place), "--verify").out
+        assert "checksums" not in cli("inspect", str(place)).out
+        assert cli("inspect", str(place), "--json").json["verified"] is False
     for file in (vocab / "items.parquet", model / "model.safetensors"):
         data = bytearray(file.read_bytes())
         data[-9] ^= 1
@@ -84,7 +88,9 @@ def test_verify_finds_a_damaged_byte(cli: RunCli, tmp_path: Path) -> None:
 
 def test_verify_is_not_for_recommendations(cli: RunCli, made: Path) -> None:
     _recommend(cli, made)
-    assert cli("inspect", "recs", "--verify").code == 2
+    outcome = cli("inspect", "recs", "--verify")
+    assert outcome.code == 2 and outcome.out == "" and "below" not in outcome.err
+    assert "next: xgr inspect recs" in outcome.err
 
 
 def test_anything_else_is_an_error_that_says_what_it_may_be(cli: RunCli, made: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import typer
 from cli_support import RunCli
 
+import xgr_engine
 from xgr_cli import main
 
 Child = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -46,6 +47,7 @@ def test_no_arguments_show_help(cli: RunCli) -> None:
 def test_version(cli: RunCli) -> None:
     outcome = cli("--version")
     assert outcome.code == 0 and outcome.out.startswith("xgr ")
+    assert xgr_engine.__version__ == outcome.out.split()[1]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,8 @@ def test_table_names_both_levels_and_both_sets_of_rows(output: Path, capsys: pyt
     for part in ("item level", "SID level", "All 3 rows", "The 2 rows whose target is not in the history", "coverage"):
         assert part in text
     assert "0.6667" in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert not any(first == second == "" for first, second in pairwise(lines))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_figures_by_hand_with_rejected_row_and_seen_target(tmp_path: Path) -> No
     assert mean(report, "ndcg@3") == pytest.approx((1 + SECOND) / 4)
     assert mean(report, "mrr") == pytest.approx((1 + 1 / 2) / 4)
     assert mean(report, "ndcg@3", subset="target_not_in_history") == pytest.approx((1 + SECOND) / 2)
-    assert any("1 rows were rejected" in text for text in report.warnings)
+    assert "1 rows were rejected by the run; those that have a target count as misses" in report.warnings
 
 
 def test_collision_item_missed_but_sid_found(tmp_path: Path) -> None:

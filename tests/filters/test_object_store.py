@@ -121,7 +121,7 @@ def test_an_output_of_another_run_or_of_others_is_not_touched(
 ) -> None:
     users, out = write_users(tmp_path / "users.parquet", 3), f"s3://{bucket}/recs"
     run_job(remote_options(tmp_path, assets, users, out))
-    with pytest.raises(OutputExistsError, match="holds the output of another run: option shard_rows"):
+    with pytest.raises(OutputExistsError, match="holds the output of another run: --shard-rows"):
         run_job(remote_options(tmp_path, assets, users, out, shard_rows=2))
     assert run_job(remote_options(tmp_path, assets, users, out, shard_rows=2, fresh=True)).failure is None
     assert sorted(name for name in objects(out) if name.startswith("part")) == [

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xgr_engine.errors import UsageError
+from xgr_engine.job.manifest import differences
 from xgr_engine.job.options import (
     NOT_IN_FINGERPRINT,
     HistoryOptions,
@@ -24,7 +25,6 @@ from xgr_engine.job.options import (
 from xgr_engine.job.shards import plan_shards
 from xgr_engine.options import SearchOptions
 from xgr_engine.xschedule.memory import CostModel, default_budget, plan_limits
-from xgr_engine.xschedule.scheduler import BatchLimits, plan_batches
 
 files_of_groups = st.lists(st.lists(st.integers(0, 50), max_size=6), min_size=1, max_size=4)
 
@@ -46,38 +46,6 @@ def test_large_groups_are_split_small_ones_joined_never_across_files() -> None:
         (0, 0, 32), (0, 32, 64), (0, 64, 96), (0, 96, 100), (1, 0, 30), (2, 0, 30),
     ]  # fmt: skip
     assert shards[-1].name == "part-00005-of-00006"
-
-
-@given(
-    st.lists(st.integers(1, 300), max_size=80),
-    st.integers(1, 500),
-    st.integers(1, 40),
-    st.integers(1, 50),
-    st.integers(1, 350),
-)
-@settings(max_examples=200, deadline=None)
-def test_batches_hold_every_prompt_once_within_the_limits(
-    lengths: list[int], tokens: int, rows: int, per_user: int, longest: int
-) -> None:
-    limits = BatchLimits(tokens, rows, per_user, longest)
-    plan = plan_batches(lengths, limits)
-    placed = [int(prompt) for batch in plan.batches for prompt in batch]
-    assert sorted(placed + plan.too_long) == list(range(len(lengths)))
-    assert all(lengths[prompt] > longest for prompt in plan.too_long)
-    assert sorted((lengths[prompt] for prompt in placed), reverse=True) == [lengths[prompt] for prompt in placed]
-    for batch in plan.batches:
-        alone = len(batch) == 1
-        assert alone or sum(lengths[prompt] for prompt in batch) <= tokens
-        assert alone or len(batch) * per_user <= rows
-    again = plan_batches(lengths, limits)
-    assert [batch.tolist() for batch in again.batches] == [batch.tolist() for batch in plan.batches]
-
-
-def test_batches_are_filled_as_far_as_the_limits_go() -> None:
-    plan = plan_batches([10] * 7, BatchLimits(tokens=30, rows=1000, rows_per_user=10, longest_prompt=99))
-    assert [len(batch) for batch in plan.batches] == [3, 3, 1]
-    plan = plan_batches([10] * 7, BatchLimits(tokens=1000, rows=20, rows_per_user=10, longest_prompt=99))
-    assert [len(batch) for batch in plan.batches] == [2, 2, 2, 1]
 
 
 COST = CostModel(
@@ -197,6 +165,28 @@ def test_every_option_of_the_command_reaches_the_engine_or_is_named_here() -> No
     command = set(inspect.signature(recommend).parameters)
     assert command - engine == {"output", "inputs", "dry_run", "log_every"}
     assert engine <= command
+
+
+def test_differences_of_two_runs_are_told_by_flag_with_both_values() -> None:
+    other = dataclasses.replace(
+        BASE,
+        search=dataclasses.replace(BASE.search, top_k=7),
+        histories=dataclasses.replace(BASE.histories, exclude_seen=True, keep=("country", "age"), max_history=5),
+    )
+    old, new = (
+        {**{f"option {name}": value for name, value in fingerprinted(options).items()}, "model": model}
+        for options, model in ((BASE, "m1"), (other, "m2"))
+    )
+    assert set(differences(old, new)) == {
+        "--exclude-seen was off, is on",
+        "--keep was not given, is country,age",
+        "--max-history was not given, is 5",
+        "--top-k was 50, is 7",
+        "the content of --model was m1, is m2",
+    }
+    flags = (Path(__file__).parent.parent / "cli" / "options.txt").read_text("utf-8").replace("/", " ").split()
+    for name in fingerprinted(BASE):
+        assert differences({f"option {name}": 1}, {f"option {name}": 2})[0].split()[0] in flags
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_unknown_reject_and_fail(place: Place) -> None:
     assert [(r["row"], r["reason"], r["detail"]) for r in place.rejects()] == [
         (1, "unknown-item", "999 is not in the catalog")
     ]
-    with pytest.raises(HistoryError, match=r"row 0 \+ 1: '999' is not in the catalog"):
+    with pytest.raises(HistoryError, match=r"users\.parquet: row 1: '999' is not in the catalog"):
         place.run(place.options(users, on_unknown="fail", fresh=True))
     assert place.manifest()["state"] == "failed" and not (place.out / "_SUCCESS").exists()
 
@@ -284,11 +284,11 @@ def test_another_option_input_or_vocabulary_refuses_and_names_the_difference(pla
     """cases.md: RQ-VAE-Recommender#58: a changed catalog; recommend into the old output refuses (exit 2)."""
     users = place.users([[100]])
     place.run(place.options(users))
-    with pytest.raises(OutputExistsError, match=r"option search.top_k was 5, is 6") as refused:
+    with pytest.raises(OutputExistsError, match="another run: --top-k was 5, is 6") as refused:
         place.run(place.options(users, search=SearchOptions(beam=40, top_k=6)))
     assert refused.value.exit_code == 2
     retitled = make_vocabulary(tmp_path / "vocab2", titles=["x"] * 40)
-    with pytest.raises(OutputExistsError, match="vocab was"):
+    with pytest.raises(OutputExistsError, match="the content of --vocab was"):
         place.run(place.options(users, vocab=str(retitled)))
     place.users([[101]])
     with pytest.raises(OutputExistsError, match=r"contents of users.parquet changed"):

@@ -167,7 +167,7 @@ def test_fresh_after_an_interruption_begins_anew(place: Place, stage: Stage, use
 def test_an_unfinished_run_of_other_options_refuses_naming_the_option(place: Place, stage: Stage, users: Path) -> None:
     with pytest.raises(Gone):
         stage.run(place.options(users, shard_rows=SHARD_ROWS), fails_at(4, Gone()))
-    with pytest.raises(OutputExistsError, match="option shard_rows was 40, is 50") as refused:
+    with pytest.raises(OutputExistsError, match="--shard-rows was 40, is 50") as refused:
         stage.run(place.options(users, shard_rows=50))
     assert refused.value.exit_code == 2 and stage.calls == []
     harmless = place.options(users, shard_rows=SHARD_ROWS, max_memory=10**8, threads=1, max_rejects="50%")

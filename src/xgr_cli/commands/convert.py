@@ -45,7 +45,13 @@ def convert(
         "model"
     ),
     dtype: Annotated[
-        Dtype | None, option("--dtype", help="type of the stored weights", panel="Output", show_default="the source's")
+        Dtype | None,
+        option(
+            "--dtype",
+            help="type of the stored weights (fp8 is not available yet)",
+            panel="Output",
+            show_default="the source's",
+        ),
     ] = None,
     prompt: Annotated[
         str | None,
@@ -99,8 +105,6 @@ def convert(
     """See the module."""
     from xgr_engine.checkpoint.options import DEFAULT_PROMPT, ConvertOptions, describe
 
-    if prompt is None:
-        output.note(f"no --prompt: {DEFAULT_PROMPT}, the tokens of the history without words")
     options = ConvertOptions(
         source=source,
         out=out,
@@ -118,6 +122,8 @@ def convert(
     from xgr_engine.checkpoint.convert import convert as run
 
     report = run(options, vocabulary, make_progress(output, log_every))
+    if prompt is None:  # only now: beside an error about something else it would mislead
+        output.note(f"no --prompt: {DEFAULT_PROMPT}, the tokens of the history without words")
     for warning in report.warnings:
         output.warn(warning)
     record = describe(report)

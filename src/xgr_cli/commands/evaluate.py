@@ -147,4 +147,5 @@ def _show_coverage(output: Output, coverage: Mapping[str, Any]) -> None:
             [f"first {k}", at["items"], f"{at['item_share']:.1%}", at["sids"], f"{at['sid_share']:.1%}"]
             for k, at in coverage["at"].items()
         ],
+        title="The catalog that was recommended to anybody",
     )

@@ -101,9 +101,9 @@ def _recommendations(directory: Path, verify: bool) -> dict[str, Any]:
 
     if verify:
         raise InputError(
-            f"{directory} holds recommendations, which carry no checksums",
-            why="--verify is for vocabularies and models",
-            hint="xgr recommend reads its output again before it writes _SUCCESS; the audit below says what it found",
+            f"{directory} holds recommendations, and --verify is for vocabularies and models",
+            why="xgr recommend reads its whole output again itself, before it writes _SUCCESS",
+            hint=f"xgr inspect {directory} shows what that audit found",
         )
     manifest = read_manifest(directory / MANIFEST_FILE)
     if manifest is None:

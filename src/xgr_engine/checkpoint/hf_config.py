@@ -93,7 +93,12 @@ def _family(config: Mapping[str, Any], path: Path) -> str:
         return ARCHITECTURES[name]
     if "Moe" in name or any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise CheckpointError(f"{path}: {name} is a mixture of experts", why=f"xgr computes dense models: {_SUPPORTED}")
-    raise CheckpointError(f"{path}: the architecture {name} is not supported", why=f"xgr computes {_SUPPORTED}")
+    hint = "convert a checkpoint of one of these"
+    if config.get("is_encoder_decoder") or "T5" in name:
+        hint += "; a model with an encoder, such as TIGER's T5, has to be trained again as a decoder"
+    raise CheckpointError(
+        f"{path}: the architecture {name} is not supported", why=f"xgr computes {_SUPPORTED}", hint=hint
+    )
 
 
 def _refuse_features(config: Mapping[str, Any], family: str, path: Path) -> None:

@@ -56,15 +56,23 @@ def fingerprint(fields: Mapping[str, Any]) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """``option search.beam was 512, is 256`` for each field that differs."""
+    """``--beam was 512, is 256`` for each field that differs."""
     lines = []
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
             if name == "inputs":
                 lines.append(_input_difference(old.get(name) or [], new.get(name) or []))
             else:
-                lines.append(f"{name} was {_short(old.get(name))}, is {_short(new.get(name))}")
+                lines.append(f"{_shown_name(name)} was {_short(old.get(name))}, is {_short(new.get(name))}")
     return lines
+
+
+def _shown_name(field: str) -> str:
+    """``option search.top_k`` as the command line calls it: the flags are the last part of the options' names."""
+    if field in ("model", "vocab"):
+        return f"the content of --{field}"
+    name = field.removeprefix("option ")
+    return f"--{name.rpartition('.')[2].replace('_', '-')}" if name != field else field
 
 
 def _input_difference(old: list[Any], new: list[Any]) -> str:
@@ -75,7 +83,11 @@ def _input_difference(old: list[Any], new: list[Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    if value is None or value == []:
+        return "not given"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 24 else f"{text[:12]}..."
 
 

@@ -94,11 +94,11 @@ class PromptMaker:
         self._max_context = max_context
         self._matcher = matcher
 
-    def prepare(self, rows: Rows, place: str = "") -> Prepared:
+    def prepare(self, rows: Rows, file: str = "", start: int = 0) -> Prepared:
         """Prompts and exclusions of consecutive rows.
 
         Args:
-            place: file and first row, for the message of ``--on-unknown fail``.
+            file, start: where they come from and the number of the first, for the message of ``--on-unknown fail``.
 
         Raises:
             HistoryError: a column of the wrong type, or an unknown id with ``--on-unknown fail``.
@@ -109,7 +109,7 @@ class PromptMaker:
         if self._options.history_format == "prompt":
             self._ready_prompts(rows, denied, prepared)
         else:
-            self._histories(rows, denied, prepared, place)
+            self._histories(rows, denied, prepared, (file, start))
         prepared.rejects = _first_of_each_row(prepared.rejects)
         rejected = {reject.row for reject in prepared.rejects}
         kept = [place for place, row in enumerate(prepared.live) if row not in rejected]
@@ -130,11 +130,11 @@ class PromptMaker:
             for rule, tree in zip(prepared.excluded, trees, strict=True)
         ]
 
-    def _histories(self, rows: Rows, denied: Ragged, prepared: Prepared, place: str) -> None:
+    def _histories(self, rows: Rows, denied: Ragged, prepared: Prepared, origin: tuple[str, int]) -> None:
         resolved = self._resolver.resolve(rows)
         prepared.rejects += [Reject(row, *fault) for row, fault in resolved.faults.items()]
         seen = self._resolver.seen(resolved) if self._options.exclude_seen else no_items(rows.length)
-        self._apply_unknown_policy(resolved, prepared, place)
+        self._apply_unknown_policy(resolved, prepared, origin)
         rejected = {reject.row for reject in prepared.rejects}
         histories: list[list[tuple[int, ...]]] = []
         for row in range(rows.length):
@@ -152,7 +152,7 @@ class PromptMaker:
             prepared.counts["dropped_items"] += rendered.dropped
             self._add_prompt(row, rendered.token_ids, excluded[row], prepared)
 
-    def _apply_unknown_policy(self, resolved: Resolved, prepared: Prepared, place: str) -> None:
+    def _apply_unknown_policy(self, resolved: Resolved, prepared: Prepared, origin: tuple[str, int]) -> None:
         unknown = np.flatnonzero(~resolved.known)
         prepared.counts["unknown_items"] += len(unknown)
         if self._options.on_unknown == "drop" or not len(unknown):
@@ -162,8 +162,9 @@ class PromptMaker:
             name = str(resolved.names[at].as_py())
             if self._options.on_unknown == "fail":
                 row, name = int(owner[0]), str(resolved.names[int(unknown[0])].as_py())
+                file, start = origin
                 raise HistoryError(
-                    f"{place}{' + ' if place else 'row '}{row}: {name!r} is not in the catalog",
+                    f"{file}{': ' if file else ''}row {start + row}: {name!r} is not in the catalog",
                     why="--on-unknown fail",
                     hint="build the vocabulary from the catalog of these histories, or use --on-unknown drop or reject",
                 )

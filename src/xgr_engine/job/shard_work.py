@@ -146,8 +146,8 @@ class ShardWork:
         if rows is None:
             return ReadyPiece(pa.table({}), Prepared(0), skipped=True)
         with self._timed("prepare"):
-            place = f"{self._inputs.files[piece.shard.file].path}: row {piece.start}"
-            return ReadyPiece(rows.table, self._maker.prepare(rows, place))
+            file = str(self._inputs.files[piece.shard.file].path)
+            return ReadyPiece(rows.table, self._maker.prepare(rows, file, piece.start))
 
     def write(self, piece: Piece, ready: ReadyPiece, ranked: Ranked) -> None:
         """First the rejects, then the part: a part that is there proves that its shard is complete."""

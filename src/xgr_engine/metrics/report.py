@@ -96,7 +96,7 @@ def coverage(tally: Tally, vocabulary: Vocabulary, ks: tuple[int, ...]) -> dict[
 
 
 _ROW_WARNINGS = {
-    "rejected": "rows were rejected by the run and count as misses",
+    "rejected": "rows were rejected by the run; those that have a target count as misses",
     "unreadable_target": "targets could not be read; these rows are left out",
     "unreadable_history": "histories could not be read; their targets count as not in the history",
     "output_rows_without_truth": "rows of the output have no user in the truth and are left out",

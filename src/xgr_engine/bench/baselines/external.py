@@ -1,12 +1,11 @@
-"""Engines of others. They are listed with what they are; where an adapter is missing the report says so."""
+"""Engines of others. They are listed with what they are; no adapter is written yet, and the report says so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from xgr_engine.bench.baselines.base import REGISTRY, NotAvailableError, RankedSids
+from xgr_engine.bench.baselines.base import NotAvailableError, RankedSids
 from xgr_engine.bench.workloads import Batch, Workload
-from xgr_engine.system import version
 
 
 class _External:
@@ -16,17 +15,13 @@ class _External:
     what = ""
     package = ""
 
-    def available(self, workload: Workload) -> str | None:
+    def available(self, workload: Workload) -> str:
         """Why it does not run."""
-        if version(self.package) is None:
-            return f"{self.package} is not installed: {REGISTRY[self.name].how_to_get}"
-        if workload.model.device.type != "cuda":
-            return f"{self.package} needs a CUDA device"
-        return f"{self.package} {version(self.package)} is installed, but no adapter for it is written yet"
+        return f"no adapter for {self.package} is written yet, so installing it changes nothing"
 
     def prepare(self, workload: Workload) -> None:
         """Raises NotAvailableError always."""
-        raise NotAvailableError(self.available(workload) or self.name)
+        raise NotAvailableError(self.available(workload))
 
     def run(self, batch: Batch) -> RankedSids:
         """Raises NotAvailableError always."""
