@@ -141,6 +141,11 @@ def test_flat_tokens_split_into_the_sids_they_were_made_of(sids: list[list[int]]
     assert list(_split_tokens(flat, code_of)) == [tuple(sid) for sid in sids]
 
 
+def test_one_set_of_tokens_for_all_levels_is_split_by_length() -> None:
+    code_of = [{4 + code: code for code in range(6)}] * 3
+    assert list(_split_tokens([4, 5, 6, 9, 8, 7], code_of)) == [(0, 1, 2), (5, 4, 3)]
+
+
 @given(
     st.lists(st.one_of(st.none(), st.lists(st.integers(95, 145), max_size=12)), min_size=1, max_size=8),
     st.one_of(st.none(), st.integers(1, 5)),

@@ -174,19 +174,6 @@ def test_shared_prefix_begins_every_prompt(tmp_path: Path) -> None:
     assert len(renderer.shared_prefix()) > 5  # a looping template with a fixed head
 
 
-def test_token_histories_are_split_at_first_level_tokens(tmp_path: Path) -> None:
-    renderer = renderer_of(byte_level(), TEMPLATES["words"], tmp_path)
-    history = random_history(renderer.table, 20, 4)
-    ids = [int(renderer.table.token_ids[level][renderer.table.columns(level, np.array([code], np.int32))[0]])
-           for sid in history for level, code in enumerate(sid)]  # fmt: skip
-    assert renderer.split_tokens(ids) == history
-    assert renderer.render_tokens([ids, []])[0].token_ids.tolist() == renderer.render([history])[0].token_ids.tolist()
-    with pytest.raises(HistoryError, match="token id 0 at position 1"):
-        renderer.split_tokens([ids[0], 0])
-    with pytest.raises(HistoryError, match="at position 0"):
-        renderer.split_tokens([int(renderer.table.token_ids[1][0])])
-
-
 def test_unknown_codes_are_named(tmp_path: Path) -> None:
     for template in (TEMPLATES["words"], NUMBERED):
         renderer = renderer_of(byte_level(), template, tmp_path)
@@ -272,17 +259,10 @@ def test_models_without_tokenizer_take_histories_without_words() -> None:
     assert renderer.render([[(0, 1, 2), (9, 9, 9)]])[0].token_ids.tolist() == [2, 13, 24, 11, 21, 31]
     assert renderer.render([[(0, 1, 2)] * 9])[0].dropped == 4
     assert len(renderer.render([[]])[0].token_ids) == 0
-    assert renderer.split_tokens([2, 13, 24, 11]) == [(0, 1, 2), (9,)]
     with pytest.raises(HistoryError, match="no tokenizer"):
         renderer.encode_ready("text")
     with pytest.raises(UsageError, match="sids-only"):
         PromptRenderer(make_prompt_spec("lc-rec", None, table), None, table, 4096)
-
-
-def test_one_set_of_tokens_for_all_levels_is_split_by_length() -> None:
-    table = offset_token_table((4, 4, 4), 10)
-    renderer = PromptRenderer(make_prompt_spec("sids-only", None, table), None, table, 20)
-    assert renderer.split_tokens([4, 5, 6, 9, 8, 7]) == [(0, 1, 2), (5, 4, 3)]
 
 
 def test_spec_round_trip() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -116,10 +116,6 @@ class Workload:
         shared = np.random.default_rng(self.seed).integers(0, vocabulary, self.shared_prefix, dtype=np.int32)
         tokens[:, : self.shared_prefix] = shared
         return Batch(tuple(tokens))
-
-    def with_users(self, users: int) -> Workload:
-        """The same for batches of another size."""
-        return replace(self, users=users)
 
     @property
     def top_k(self) -> int:

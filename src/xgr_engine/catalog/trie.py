@@ -274,7 +274,7 @@ def sid_order(codes: IntArray) -> NDArray[np.intp]:
     extensions. Rows with the same SID keep their order."""
     rows = len(codes)
     row_bits = max(rows - 1, 0).bit_length()
-    words, used = _packed_words(codes, row_bits)
+    words, used = _packed_words(codes)
     if len(words) == 1 and used + row_bits <= 64:
         # SID and row number fit one integer: a plain sort of values is far quicker than an indirect one.
         words[0] <<= np.uint64(row_bits)
@@ -352,7 +352,7 @@ def build_trie(
     return trie_of_sorted(padded[order]), order
 
 
-def _packed_words(codes: IntArray, row_bits: int) -> tuple[list[NDArray[np.uint64]], int]:
+def _packed_words(codes: IntArray) -> tuple[list[NDArray[np.uint64]], int]:
     """Levels packed into as few unsigned words as possible, most significant first, and the bits of the last one."""
     words: list[NDArray[np.uint64]] = []
     used = 65  # no word yet

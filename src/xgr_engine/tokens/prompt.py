@@ -131,7 +131,6 @@ class PromptRenderer:
             dict(zip(codes.tolist(), ids.tolist(), strict=True))
             for codes, ids in zip(table.codes, table.token_ids, strict=True)
         ]
-        self._codes = [{token: code for code, token in level.items()} for level in self._ids]
         self._texts = [
             dict(zip(codes.tolist(), texts, strict=True)) if texts else {}
             for codes, texts in zip(table.codes, table.texts, strict=True)
@@ -154,14 +153,6 @@ class PromptRenderer:
             HistoryError: a code for which the model has no token (see :meth:`knows`).
         """
         return [self._render_one(history) for history in histories]
-
-    def render_tokens(self, histories: Sequence[Sequence[int]]) -> list[RenderedPrompt]:
-        """Prompts of histories given as one flat list of semantic-ID token ids each.
-
-        Raises:
-            HistoryError: see :meth:`split_tokens`.
-        """
-        return [self._render_one(self.split_tokens(history)) for history in histories]
 
     def encode_ready(self, prompt: str | Sequence[int]) -> IntArray:
         """A prompt that is complete already: text (tokenised as one piece, BOS in front if the model wants it), or ids.
@@ -187,28 +178,6 @@ class PromptRenderer:
         if len(ids) > self.max_tokens:
             raise HistoryError(f"the prompt is {len(ids)} tokens long, the model has room for {self.max_tokens}")
         return np.asarray(ids, np.int32)
-
-    def split_tokens(self, tokens: Sequence[int]) -> list[Sid]:
-        """A flat list of semantic-ID token ids as SIDs: an item begins at each token of the first level.
-
-        Raises:
-            HistoryError: a token that belongs to no level, or stands where its level cannot be.
-        """
-        sids: list[Sid] = []
-        current: list[int] = []
-        for at, token in enumerate(tokens):
-            level = len(current)
-            if level < self.table.levels and token in self._codes[level]:
-                current.append(self._codes[level][token])
-            elif token in self._codes[0]:
-                sids.append(tuple(current))
-                current = [self._codes[0][token]]
-            else:
-                raise HistoryError(
-                    f"token id {token} at position {at} is not a semantic-ID token of level {level + 1} or 1",
-                    why="a history of token ids holds the tokens of whole items, back to back, and nothing else",
-                )
-        return [*sids, tuple(current)] if current else sids
 
     def knows(self, sid: Sid) -> bool:
         """Whether the model has a token for every code of ``sid``."""

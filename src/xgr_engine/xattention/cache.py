@@ -31,13 +31,6 @@ class KVCache:
     generated_v: Tensor
     slots: int
 
-    @staticmethod
-    def bytes_needed(
-        tokens: int, users: int, slots: int, layers: int, kv_heads: int, head_dim: int, itemsize: int
-    ) -> int:
-        """Bytes of :meth:`allocate`: ``2 * layers * Hkv * D * itemsize * (tokens + users * slots)``."""
-        return 2 * layers * kv_heads * head_dim * itemsize * (tokens + users * slots)
-
     @classmethod
     def allocate(
         cls,
