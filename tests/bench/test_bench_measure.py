@@ -9,7 +9,8 @@ from bench_support import CPU, tiny_workload
 
 from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
 from xgr_engine.bench.measure import Estimate, Samples, interleaved, quantile, warm_up
-from xgr_engine.bench.memory import is_out_of_memory, peak_memory
+from xgr_engine.bench.memory import peak_memory
+from xgr_engine.xschedule.engines import is_out_of_memory
 
 
 class FakeClock:

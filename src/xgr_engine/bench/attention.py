@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.memory import free_memory, is_out_of_memory
+from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.timing import call_ms
 from xgr_engine.bench.workloads import Workload
+from xgr_engine.xschedule.engines import is_out_of_memory
 
 _OWN = 2  # generated tokens of a beam at the last level of three
 _BLOCK = 16

@@ -16,7 +16,7 @@ from torch import Tensor
 from xgr_engine.bench.baselines.base import RankedSids
 from xgr_engine.bench.baselines.hf import CsrConstraint
 from xgr_engine.bench.geometries import Geometry
-from xgr_engine.bench.memory import free_memory, is_out_of_memory
+from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.parity import compare
 from xgr_engine.bench.timing import call_ms
 from xgr_engine.bench.weights import random_model
@@ -28,6 +28,7 @@ from xgr_engine.search.host import HostSearch
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.xbeam.exclusions import NO_NODE
+from xgr_engine.xschedule.engines import is_out_of_memory
 
 Note = Callable[[str], None]
 _HEADS = {"xgr": "head_ms", "masked": "masked_head_ms"}

@@ -67,14 +67,6 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory, of the device or of the host, was not enough."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
-
-
 def _reset_host_peak() -> bool:
     """Linux lets a process forget its highest resident size."""
     try:

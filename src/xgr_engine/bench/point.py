@@ -13,10 +13,11 @@ from xgr_engine.bench.baselines.base import Contender, NotAvailableError, OneAtA
 from xgr_engine.bench.baselines.engine import reference_answers
 from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
 from xgr_engine.bench.measure import Estimate, Samples, interleaved, quantile, warm_up
-from xgr_engine.bench.memory import Peak, free_memory, is_out_of_memory, peak_memory
+from xgr_engine.bench.memory import Peak, free_memory, peak_memory
 from xgr_engine.bench.parity import Parity, compare
 from xgr_engine.bench.workloads import Workload
 from xgr_engine.errors import XgrError
+from xgr_engine.xschedule.engines import is_out_of_memory
 
 Note = Callable[[str], None]
 _COMPARED_USERS = 2

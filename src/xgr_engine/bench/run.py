@@ -20,7 +20,7 @@ from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.machine import Watch, describe_machine, measure_ceilings
-from xgr_engine.bench.memory import free_memory, is_out_of_memory
+from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.online import highest_rate
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import phase_times, timeline
@@ -39,6 +39,7 @@ from xgr_engine.bench.workloads import (
 from xgr_engine.errors import UsageError
 from xgr_engine.options import SearchOptions
 from xgr_engine.progress import NoProgress, ProgressSink
+from xgr_engine.xschedule.engines import is_out_of_memory
 
 Record = dict[str, Any]
 KIND = "bench"

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids
-from xgr_engine.bench.memory import free_memory, is_out_of_memory
+from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.workloads import Batch, BenchCatalog, BenchModel, Workload
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.system import version
+from xgr_engine.xschedule.engines import is_out_of_memory
 
 # transformers marks beams that do not exist with -1e9; forbidden continuations stand at -inf.
 _NO_BEAM = -1e8
