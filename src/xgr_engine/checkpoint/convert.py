@@ -40,6 +40,7 @@ from xgr_engine.checkpoint.plan import make_plan
 from xgr_engine.checkpoint.transfer import transfer_weights
 from xgr_engine.checkpoint.verify import ParityReport, verify_parity
 from xgr_engine.errors import CheckpointError, OutputExistsError
+from xgr_engine.files import write_text
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.tokens.contract import ScoreContract, make_score_contract
@@ -227,9 +228,7 @@ def _copy_tokenizer(
 
 def _write_metadata(directory: Path, record: dict[str, Any]) -> None:
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-    temporary = directory / f".{METADATA_FILE}.tmp"
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(directory / METADATA_FILE)
+    write_text(directory / METADATA_FILE, text + "\n")
 
 
 def _vocab_record(vocabulary: CheckedVocabulary) -> dict[str, str]:

@@ -10,7 +10,7 @@ from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import BackendUnavailableError, UsageError
 from xgr_engine.options import SearchOptions
-from xgr_engine.system import memory
+from xgr_engine.system import cpu_name, memory
 from xgr_engine.xschedule.engines import Engine
 from xgr_engine.xschedule.memory import CostModel, cost_model, default_budget, plan_limits
 from xgr_engine.xschedule.scheduler import BatchLimits
@@ -66,11 +66,11 @@ def resolve_device(wanted: str, note: Note = lambda text: None) -> Device:
     import torch
 
     if wanted == "cpu":
-        return Device("cpu", _cpu_label())
+        return Device("cpu", cpu_name())
     if wanted == "auto":
         if not torch.cuda.is_available():
             note("no CUDA device: computing on the CPU")
-            return Device("cpu", _cpu_label())
+            return Device("cpu", cpu_name())
         wanted = "cuda"
     kind, _, number = wanted.partition(":")
     if kind != "cuda" or (number and not number.isdecimal()):
@@ -88,12 +88,6 @@ def resolve_device(wanted: str, note: Note = lambda text: None) -> Device:
         )
     free, _ = torch.cuda.mem_get_info(index)
     return Device(f"cuda:{index}", torch.cuda.get_device_name(index), int(free))
-
-
-def _cpu_label() -> str:
-    import platform
-
-    return platform.processor() or platform.machine()
 
 
 def weight_bytes(model: ModelDir, device: Device) -> int:
