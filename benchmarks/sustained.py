@@ -136,7 +136,7 @@ def phases(recommender: Recommender, prompts: Prompts) -> dict[str, float]:
     from xgr_engine.models.packing import PackedPrompts
     from xgr_engine.search.setup import DeadNodes
 
-    lane = recommender._lane
+    lane = recommender.lane
     assert lane is not None
     pack = PackedPrompts.of(prompts, recommender.model.device)
     empty = torch.empty((len(prompts), 0), dtype=torch.int32)

@@ -30,7 +30,6 @@ from xgr_engine.xbeam.state import upload_trie
 # that cannot win".
 ROWS_AT_ONCE = 48
 
-
 # Batches that a GPU works on side by side. One, with the next already queued behind it: two that compete for the card
 # took 586 ms where one after the other took 541 (H200, Qwen3-1.7B, 64 x 1000 tokens, W 256).
 LANES = 1
@@ -125,8 +124,8 @@ class Recommender:
         return self._host.counters
 
     @property
-    def _lane(self) -> Lane | None:
-        """The lane that batches run in when there is one at a time."""
+    def lane(self) -> Lane | None:
+        """GPU: the lane that batches run in when there is one at a time; None before the first."""
         return self._lanes.first
 
     def _new_lane(self, tokens: int, users: int, number: int) -> Lane:

@@ -55,7 +55,7 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: 
     model, device = workload.model.decoder, workload.model.device
     pack = PackedPrompts.of(list(batch.prompts), device)
     _synchronize(device)
-    lane = recommender._lane
+    lane = recommender.lane
     cache = model.new_cache(pack.cache_tokens, len(batch.prompts), 1) if lane is None else None
 
     @torch.inference_mode()

@@ -91,7 +91,7 @@ class Xgr:
     def statistics(self) -> dict[str, Any]:
         """What the search did so far: rows and candidates looked at."""
         recommender = self._prepared()
-        lane = recommender._lane
+        lane = recommender.lane
         if lane is not None:
             allowed, read = lane.search.candidates_read()
             return {"candidates_allowed": allowed, "candidates_read_again": read}
