@@ -105,9 +105,7 @@ def _widest(child_start: NDArray[np.integer[Any]], rows: int) -> int:
     return int(np.partition(counts, -rows)[-rows:].sum() if rows < len(counts) else counts.sum())
 
 
-def plan_limits(
-    cost: CostModel, budget: int, longest_prompt: int, gpu: bool, lanes: int = _LANES
-) -> BatchLimits:
+def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool, lanes: int = _LANES) -> BatchLimits:
     """Token and row budgets of a batch.
 
     Users take up to half of the budget without their prompts, and prompt tokens the rest, each up to a cap beyond which

@@ -27,7 +27,7 @@ from xgr_engine.xschedule.latency import LatencyModel
 from xgr_engine.xschedule.results import Ranked
 from xgr_engine.xschedule.scheduler import BatchLimits
 from xgr_engine.xschedule.trace import Trace
-from xgr_engine.xschedule.worker import IN_FLIGHT, BatchWorker, Flight, Halving, Window, clock
+from xgr_engine.xschedule.worker import IN_FLIGHT, BatchWorker, Flight, Halving, Window
 
 
 class Prompts(Protocol):
@@ -195,7 +195,7 @@ class Pipeline(Generic[Work, Read, Ready]):
         Raises:
             BaseException: the first error of any step, after everything before it was written.
         """
-        start, start_cpu = clock(), time.process_time()
+        start, start_cpu = time.perf_counter(), time.process_time()
         rows, prompts, batches, flying, results = (
             self._rows, self._prompts, self._batches, self._flying, self._results,
         )  # fmt: skip
@@ -214,7 +214,7 @@ class Pipeline(Generic[Work, Read, Ready]):
                 thread.join(0.1)
                 self._report()
         self._report()
-        self._summary.seconds = clock() - start
+        self._summary.seconds = time.perf_counter() - start
         self._summary.cpu_seconds = time.process_time() - start_cpu
         self._summary.latency = self._latency.report()
         if self._failure is not None:
@@ -281,15 +281,15 @@ class Pipeline(Generic[Work, Read, Ready]):
 
     def _next_batches(self) -> Iterator[_Step[Work, Ready]]:
         """Batches until the end or a stop, and the time spent waiting for them."""
-        waiting = clock()
+        waiting = time.perf_counter()
         for step in self._batches.take(self._idle):
-            self._summary.starved += clock() - waiting
+            self._summary.starved += time.perf_counter() - waiting
             if self._settings.stop.is_set():
                 self._summary.stopped = True
                 return
             self._settings.safe_point(step.piece.work)
             yield step
-            waiting = clock()
+            waiting = time.perf_counter()
 
     def _launch(self, step: _Step[Work, Ready]) -> Iterator[_Step[Work, Ready]]:
         self._flying.wait_for_room(self._report)
@@ -355,14 +355,3 @@ def _serve(
         outbox.close(error)
     elif error is not None:
         fail(error)
-
-
-def run_stages(
-    pieces: Iterable[Work],
-    stages: Stages[Work, Read, Ready],
-    engine: Engine | StagedEngine,
-    limits: BatchLimits,
-    settings: Settings | None = None,
-) -> Summary:
-    """:class:`Pipeline` over ``pieces``."""
-    return Pipeline(engine, limits, stages, settings).run(pieces)

@@ -6,7 +6,6 @@ anything else is halved too, so that only the rows that make the engine raise ar
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -325,8 +324,3 @@ def compute_batches(
     while waiting:
         settle()
     return window.ranked()
-
-
-def clock() -> float:
-    """The clock of spans and traces."""
-    return time.perf_counter()
