@@ -9,11 +9,51 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from xgr_engine.xschedule.latency import LatencyModel
 from xgr_engine.xschedule.memory import _LANES, CostModel, plan_limits
 from xgr_engine.xschedule.online import OnlineScheduler
-from xgr_engine.xschedule.scheduler import BatchLimits, filling, plan_batches
+from xgr_engine.xschedule.scheduler import BatchLimits, filling, form_batches, split_too_long
+
+
+def cut(prompt_lengths: list[int], limits: BatchLimits) -> tuple[list[NDArray[np.int64]], list[int]]:
+    """Batches of prompts, as prompt numbers, and the prompts that are too long."""
+    lengths = np.asarray(prompt_lengths, np.int64)
+    order, too_long = split_too_long(lengths, limits)
+    return list(form_batches(order, lengths, limits)), too_long
+
+
+@given(
+    st.lists(st.integers(1, 300), max_size=80),
+    st.integers(1, 500),
+    st.integers(1, 40),
+    st.integers(1, 50),
+    st.integers(1, 350),
+)
+@settings(max_examples=200, deadline=None)
+def test_batches_hold_every_prompt_once_within_the_limits(
+    lengths: list[int], tokens: int, rows: int, per_user: int, longest: int
+) -> None:
+    limits = BatchLimits(tokens, rows, per_user, longest)
+    batches, too_long = cut(lengths, limits)
+    placed = [int(prompt) for batch in batches for prompt in batch]
+    assert sorted(placed + too_long) == list(range(len(lengths)))
+    assert all(lengths[prompt] > longest for prompt in too_long)
+    assert sorted((lengths[prompt] for prompt in placed), reverse=True) == [lengths[prompt] for prompt in placed]
+    for batch in batches:
+        alone = len(batch) == 1
+        assert alone or sum(lengths[prompt] for prompt in batch) <= tokens
+        assert alone or len(batch) * per_user <= rows
+    again, _ = cut(lengths, limits)
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
+
+
+def test_batches_are_filled_as_far_as_the_limits_go() -> None:
+    batches, _ = cut([10] * 7, BatchLimits(tokens=30, rows=1000, rows_per_user=10, longest_prompt=99))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+    batches, _ = cut([10] * 7, BatchLimits(tokens=1000, rows=20, rows_per_user=10, longest_prompt=99))
+    assert [len(batch) for batch in batches] == [2, 2, 2, 1]
 
 
 def test_sizes_that_fill_a_captured_shape_are_those_of_the_engine() -> None:
@@ -34,7 +74,7 @@ def test_batches_of_fixed_shapes_fill_them_and_leave_room_for_the_common_beginni
     lengths: list[int], tokens: int, users: int
 ) -> None:
     limits = BatchLimits(tokens, filling(users), 1, 300, fixed_shapes=True)
-    batches = plan_batches(lengths, limits).batches
+    batches = cut(lengths, limits)[0]
     assert sorted(int(n) for batch in batches for n in batch) == list(range(len(lengths)))
     for number, batch in enumerate(batches):
         held = [lengths[prompt] for prompt in batch]

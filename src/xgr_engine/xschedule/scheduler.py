@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,19 +41,6 @@ class BatchLimits:
         return max(1, self.rows // max(1, self.rows_per_user))
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """Batches of a window.
-
-    Attributes:
-        batches: int64 arrays of prompt numbers; every prompt stands in exactly one batch or in ``too_long``.
-        too_long: prompts above ``longest_prompt``.
-    """
-
-    batches: list[NDArray[np.int64]]
-    too_long: list[int]
-
-
 def filling(users: int) -> int:
     """The most users, up to ``users``, that leave no place of a captured shape empty: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
     power = 1 << (users.bit_length() - 1)
@@ -61,7 +48,10 @@ def filling(users: int) -> int:
 
 
 def split_too_long(lengths: NDArray[np.int64], limits: BatchLimits) -> tuple[NDArray[np.int64], list[int]]:
-    """Prompt numbers that can be computed, longest first, and those above ``longest_prompt``, ascending."""
+    """Prompt numbers that can be computed, longest first, and those above ``longest_prompt``, ascending.
+
+    Neighbours of like length waste nothing, and a plan that does not fit fails on the first batch and not on the last.
+    """
     order = np.argsort(-lengths, kind="stable")
     above = int((lengths > limits.longest_prompt).sum())
     return order[above:], sorted(order[:above].tolist())
@@ -110,14 +100,3 @@ def batch_size(
     # a single prompt above the token limit, but not above longest_prompt, is a batch of its own
     size = max(1, size)
     return filling(size) if limits.fixed_shapes and size < waiting else size
-
-
-def plan_batches(prompt_lengths: Sequence[int], limits: BatchLimits) -> BatchPlan:
-    """Sorts by length, longest first, and fills batches up to the limits.
-
-    Neighbours of like length waste nothing, and a plan that does not fit fails on the first batch and not on the last.
-    The plan depends on nothing but the arguments, so a shard done again is computed in the same batches.
-    """
-    lengths = np.asarray(prompt_lengths, np.int64)
-    order, too_long = split_too_long(lengths, limits)
-    return BatchPlan(list(form_batches(order, lengths, limits)), too_long)
