@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     if name == "__version__":
-        from importlib.metadata import version
+        from xgr_engine.system import version
 
-        return version("xgr")
+        return version("xgr") or "unknown"  # sources that are not installed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

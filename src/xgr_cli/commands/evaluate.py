@@ -115,7 +115,7 @@ def _show(output: Output, record: Mapping[str, Any]) -> None:
     _show_metrics(output, f"All {rows['evaluated']:,} rows", record["metrics"], "all")
     unseen = rows["target_not_in_history"]
     if unseen == rows["evaluated"]:
-        output.print("No target is in its row's history, so the figures over such rows are the same.")
+        output.print("No target is in its row's history, so the figures over such rows are the same.", "")
     elif unseen:
         title = f"The {unseen:,} rows whose target is not in the history"
         _show_metrics(output, title, record["metrics"], "target_not_in_history")

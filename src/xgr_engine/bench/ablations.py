@@ -32,7 +32,7 @@ ABLATIONS = (
     Ablation("xBeam: early termination", "every live row expanded, all candidates ranked", "xgr-full-sort"),
     Ablation("xSchedule: graph", "kernels launched one by one", "xgr-eager"),
     Ablation("xSchedule: overlap", "one batch at a time, host and device in turn", "xgr-no-overlap"),
-    Ablation("xSchedule: streams", "one stream: batches in flight compute in turn", "xgr-one-stream"),
+    Ablation("xSchedule: streams", "two streams: batches in flight compute side by side", "xgr-two-streams"),
     Ablation("shared prefix", "the prompts' common beginning computed once a user", "xgr-no-shared-prefix"),
     Ablation("all of them", "paged, masks, W rows, full sort, eager, one thread", "all-off"),
 )

@@ -131,7 +131,7 @@ REGISTRY: dict[str, Entry] = {
     "xgr-full-sort": Entry(f"{_HERE}.variants", "FullSort"),
     "xgr-no-shared-prefix": Entry(f"{_HERE}.variants", "NoSharedPrefix"),
     "xgr-no-overlap": Entry(f"{_HERE}.variants", "NoOverlap"),
-    "xgr-one-stream": Entry(f"{_HERE}.variants", "OneStream"),
+    "xgr-two-streams": Entry(f"{_HERE}.variants", "TwoStreams"),
     "paper-masks": Entry(f"{_HERE}.paper", "PaperMasks"),
     "all-off": Entry(f"{_HERE}.paged", "AllOff"),
 }

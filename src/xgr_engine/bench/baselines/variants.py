@@ -86,12 +86,13 @@ class NoOverlap(Xgr):
         return None if workload.model.device.type == "cuda" else "not available: the CPU is host and device in one"
 
 
-class OneStream(Xgr):
-    """Batches in flight share one stream: the next is queued behind the one that computes."""
+class TwoStreams(Xgr):
+    """Two batches compute side by side, where the engine queues the next behind the one that computes."""
 
-    name = "xgr-one-stream"
-    what = "one stream, so that batches in flight compute one after the other"
-    lanes = 1
+    name = "xgr-two-streams"
+    what = "two streams, in which batches in flight compete for the GPU"
+    lanes = 2
+    in_flight = 3
 
     def available(self, workload: Workload) -> str | None:
         """Streams exist on a GPU only."""
