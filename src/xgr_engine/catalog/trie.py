@@ -369,6 +369,13 @@ def _packed_words(codes: IntArray) -> tuple[list[NDArray[np.uint64]], int]:
     return words, used
 
 
+def runs(start: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``start[0] .. start[0] + size[0] - 1, start[1] ..``: one run behind the other."""
+    before = np.cumsum(size) - size
+    places: NDArray[np.int64] = np.repeat(start - before, size) + np.arange(int(size.sum()))
+    return places
+
+
 def _exclusive_cumsum(flags: NDArray[np.bool_]) -> IntArray:
     """[n + 1] how many flags are set before each position, and in all."""
     counts = np.zeros(len(flags) + 1, np.int32)

@@ -11,17 +11,16 @@ from xgr_engine.checkpoint.hf_source import Shards
 from xgr_engine.checkpoint.plan import Plan
 from xgr_engine.checkpoint.weights import StreamingWriter
 from xgr_engine.errors import CheckpointError
+from xgr_engine.models.loading import DTYPES
 from xgr_engine.progress import ProgressSink
 from xgr_engine.tokens.table import SidTokenTable
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def transfer_weights(
     path: Path, plan: Plan, shards: Shards, table: SidTokenTable, progress: ProgressSink
 ) -> tuple[dict[str, str], int]:
     """Every tensor checked, cast and written; returns their checksums and the file's size."""
-    dtype = _DTYPES[plan.spec.dtype]
+    dtype = DTYPES[plan.spec.dtype]
     writer = StreamingWriter(path, plan.spec.tensor_shapes(), plan.spec.dtype)
     progress.start(len(plan.ours), "tensors")
     try:

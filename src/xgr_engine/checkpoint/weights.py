@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from xgr_engine.errors import CheckpointError
+from xgr_engine.models.spec import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _BLOCK = 1 << 22
 HEADER = "(header)"  # stands for the file's list of tensors among the checksums
@@ -35,7 +35,7 @@ class StreamingWriter:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         offset = 0
         for name, shape in shapes.items():
-            end = offset + math.prod(shape) * WIDTHS[dtype]
+            end = offset + math.prod(shape) * DTYPE_BYTES[dtype]
             header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(header, separators=(",", ":")).encode()

@@ -9,6 +9,7 @@ from typing import Any
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import BackendUnavailableError, UsageError
+from xgr_engine.models.spec import DTYPE_BYTES
 from xgr_engine.options import SearchOptions
 from xgr_engine.system import cpu_name, memory
 from xgr_engine.xschedule.engines import Engine
@@ -93,14 +94,11 @@ def resolve_device(wanted: str, note: Note = lambda text: None) -> Device:
 def weight_bytes(model: ModelDir, device: Device) -> int:
     """Bytes of the weights on the device, from the size of the file and the compute dtype."""
     stored = model.weights_path.stat().st_size
-    return int(stored * _itemsize(model, device) / _SIZES.get(model.spec.dtype, 2))
-
-
-_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+    return int(stored * _itemsize(model, device) / DTYPE_BYTES[model.spec.dtype])
 
 
 def _itemsize(model: ModelDir, device: Device) -> int:
-    return 4 if device.name == "cpu" else _SIZES.get(model.spec.dtype, 2)
+    return DTYPE_BYTES["float32" if device.name == "cpu" else model.spec.dtype]
 
 
 def plan_memory(

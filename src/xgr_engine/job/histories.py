@@ -1,7 +1,7 @@
 """One user's row -> the SIDs that the model has seen him with, and the items he must not get again.
 
-No torch and no tokenizer in here: ``job.prompts`` renders what this module resolves, and ``job.audit`` uses the same
-``Exclusions`` to check the written files.
+No torch and no tokenizer in here: ``job.prompts`` renders what this module resolves, and ``job.audit`` resolves
+the same rows again to check the written files.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from xgr_engine.catalog.sid_text import parse_sid_texts
+from xgr_engine.catalog.trie import runs
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.job.input_formats import ListColumn, Rows
 from xgr_engine.job.lists import Fault, Lists, as_token_ids, is_text_type, read_lists
@@ -196,7 +197,7 @@ class HistoryResolver:
         leaves = resolved.leaves[there]
         start = self._vocabulary.trie.item_start[leaves].astype(np.int64)
         size = self._vocabulary.trie.item_start[leaves + 1].astype(np.int64) - start
-        places = np.repeat(start - (np.cumsum(size) - size), size) + np.arange(size.sum())
+        places = runs(start, size)
         # items of a row lie back to back: its share of `size` gives its new offsets
         per_interaction = np.zeros(len(there), np.int64)
         per_interaction[there] = size

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.catalog.sid_text import parse_sid_texts
+from xgr_engine.catalog.trie import runs
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import InputError
 from xgr_engine.job.lists import Lists as IdLists
@@ -49,8 +50,7 @@ def gather(lists: IdLists, rows: IntArray) -> tuple[IntArray, IntArray]:
     """Elements of the lists of some rows: position of its row in ``rows``, and index in ``lists.values``, for each."""
     lengths = lists.lengths[rows]
     owner = np.repeat(np.arange(len(rows)), lengths)
-    first = np.cumsum(lengths) - lengths
-    return owner, lists.offsets[rows][owner] + np.arange(len(owner)) - first[owner]
+    return owner, runs(lists.offsets[rows], lengths)
 
 
 def target_in_history(truth: Truth, *, block: int = 50_000) -> NDArray[np.bool_]:

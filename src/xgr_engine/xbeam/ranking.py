@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xgr_engine.catalog.trie import ItemTrie
+from xgr_engine.catalog.trie import ItemTrie, runs
 from xgr_engine.errors import XgrError
 from xgr_engine.options import SearchOptions
 from xgr_engine.xbeam.exclusions import Exclusions
@@ -83,7 +83,7 @@ def _allowed_items(
     start = trie.item_start[leaf].astype(np.int64)
     size = trie.item_start[leaf + 1] - start
     owner = np.repeat(np.arange(len(leaf)), size)
-    places = np.repeat(start - (np.cumsum(size) - size), size) + np.arange(size.sum())
+    places = runs(start, size)
     if len(excluded):
         allowed = ~np.isin(places, excluded, assume_unique=True)
         places, owner = places[allowed], owner[allowed]

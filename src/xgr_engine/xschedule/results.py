@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.trie import runs
 from xgr_engine.options import Exclusion, UserRules
 from xgr_engine.xschedule.engines import BatchOutcome, IntArray
 
@@ -89,7 +90,7 @@ def in_order(
     leaves = np.empty(offsets[-1], np.int32)
     scores = np.empty(offsets[-1], np.float32)
     for batch, outcome in done:
-        places = _places(offsets[batch], outcome.counts.astype(np.int64))
+        places = runs(offsets[batch], outcome.counts.astype(np.int64))
         item_rows[places] = outcome.item_rows
         leaves[places] = outcome.leaves
         scores[places] = outcome.scores
@@ -99,7 +100,7 @@ def in_order(
 def repeat(ranked: Ranked, kind: NDArray[np.int64]) -> Ranked:
     """Results of kinds of prompts, as results of the prompts: ``kind`` int64 [n] as in :class:`Distinct`."""
     counts = np.diff(ranked.offsets)[kind]
-    places = _places(ranked.offsets[:-1][kind], counts)
+    places = runs(ranked.offsets[:-1][kind], counts)
     return Ranked(
         offsets=_offsets(counts),
         item_rows=ranked.item_rows[places],
@@ -115,10 +116,3 @@ def repeat(ranked: Ranked, kind: NDArray[np.int64]) -> Ranked:
 
 def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _places(start: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``start[0] .. start[0] + size[0] - 1, start[1] ..`` one run behind the other."""
-    own_start = np.cumsum(size) - size
-    places: NDArray[np.int64] = np.repeat(start - own_start, size) + np.arange(int(size.sum()))
-    return places
