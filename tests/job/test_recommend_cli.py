@@ -53,7 +53,7 @@ def test_exit_codes(place: Place, capsys: Any) -> None:
     assert "audit: users=1" in shown.out and "1 of 2 rows were rejected" in shown.err
     assert xgr(place, "--max-rejects", "1", users=users) == 0
     assert xgr(place, "--max-rejects", "1", "--top-k", "6", users=users) == 2
-    assert "top_k was 5, is 6" in capsys.readouterr().err
+    assert "--top-k was 5, is 6" in capsys.readouterr().err
     assert xgr(place, "--max-rejects", "1", "--top-k", "6", "--fresh", users=users) == 0
 
 

@@ -78,7 +78,11 @@ def bench(
     ] = "vocab",
     baselines: Annotated[
         str | None,
-        option("--baselines", help="hf, hf-fast, paged, paper, cascade, flashrec, vllm, or none", panel=_MEASURE),
+        option(
+            "--baselines",
+            help="hf, hf-fast, paged, paper, or none (no adapter yet: cascade, flashrec, vllm)",
+            panel=_MEASURE,
+        ),
     ] = None,
     ablations: Annotated[
         bool | None,
