@@ -19,7 +19,7 @@ from xgr_cli import errors
 from xgr_cli.command import as_command
 from xgr_cli.output import Output, silence
 from xgr_cli.signals import exit_on_termination
-from xgr_engine.system import let_waiting_threads_sleep
+from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep
 from xgr_engine.system import version as installed_version
 
 
@@ -139,6 +139,7 @@ def main() -> None:
     """Entry point of the ``xgr`` script."""
     exit_on_termination()
     let_waiting_threads_sleep()
+    keep_few_kernels()
     _prepare_streams()
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):

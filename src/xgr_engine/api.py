@@ -30,7 +30,7 @@ from xgr_engine.job.options import HistoryFormat, HistoryOptions, parse_memory
 from xgr_engine.job.output import ItemColumns, all_rejects, nested_table
 from xgr_engine.job.prompts import Prepared, Reject, make_prompt_maker
 from xgr_engine.options import Collisions, ScoreOver, SearchOptions
-from xgr_engine.system import let_waiting_threads_sleep
+from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep
 from xgr_engine.xschedule.results import Ranked
 from xgr_engine.xschedule.worker import compute_batches
 
@@ -90,6 +90,7 @@ def load(
     if threads is not None and threads < 1:
         raise UsageError(f"threads {threads}: must be at least 1")
     let_waiting_threads_sleep()
+    keep_few_kernels()
     vocabulary = load_vocabulary(Path(vocab))
     model_dir = load_model_dir(Path(model))
     model_dir.table.bind(vocabulary.trie)

@@ -112,3 +112,34 @@ def test_torch_without_cuda_says_why() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert system.gpus(with_torch=True).reason
+
+
+_GROWTH = """
+import sys
+from xgr_engine.system import keep_few_kernels
+keep_few_kernels()
+import torch
+from xgr_engine.kernels.linear import linear
+
+def products(first, last):
+    for rows in range(first, last):
+        linear(torch.zeros(rows, 64), torch.zeros(48, 64))
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+torch.set_num_threads(1)
+with torch.inference_mode():
+    products(1000, 1100)
+    before = resident()
+    products(1100, 1500)
+print((resident() - before) / 1e6)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to read the resident memory")
+def test_memory_does_not_grow_with_the_shapes_of_batches() -> None:
+    """400 shapes took 280 MB with the libraries' own limits (on a CPU where oneDNN compiles a kernel a shape)."""
+    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", _GROWTH], env=environment, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 60
