@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from xgr_engine import __version__
 from xgr_engine.catalog.content_hash import content_hash
 from xgr_engine.catalog.ordering import ranked_within_sids, refuse_collisions, without_duplicates
 from xgr_engine.catalog.readers import Catalog, ReadOptions, read_catalog
@@ -225,7 +225,7 @@ def _description(
     return {
         "kind": KIND,
         "schema_version": SCHEMA_VERSION,
-        "written_by": f"xgr {_own_version()}",
+        "written_by": f"xgr {__version__}",
         "content_hash": content_hash(catalog.item_id, catalog.codes, catalog.attributes, catalog.sid_templates),
         "levels": trie.levels,
         "codebook": [level.codebook_size for level in levels],
@@ -306,10 +306,3 @@ def _changes(present: Vocabulary, new: _Content) -> Changes:
         kept=int(known.sum()) - counts["moved"],
         examples={kind: ids.take(pa.array(rows[:_EXAMPLES])).to_pylist() for kind, (ids, rows) in kinds.items()},
     )
-
-
-def _own_version() -> str:
-    try:
-        return version("xgr")
-    except PackageNotFoundError:  # run from a source tree without installation
-        return "0"

@@ -9,10 +9,10 @@ import json
 import shutil
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from xgr_engine import __version__
 from xgr_engine.catalog.swap import refuse_foreign, replacement
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.checkpoint.hf_config import HfConfig, parse_hf_config
@@ -112,7 +112,7 @@ def convert(
             record: dict[str, Any] = {
                 "schema_version": SCHEMA_VERSION,
                 "kind": KIND,
-                "xgr_version": _xgr_version(),
+                "xgr_version": __version__,
                 "model": plan.spec.to_json(),
                 "contract": parts.contract.to_json(),
                 "sid_tokens": parts.table.to_json(),
@@ -243,10 +243,3 @@ def _note_vocabulary(model: ModelDir, vocab_checked: dict[str, str]) -> ModelDir
 
 def _verify(options: ConvertOptions, model: ModelDir) -> ParityReport | None:
     return verify_parity(options.source, model, options.verify_prompts) if options.verify else None
-
-
-def _xgr_version() -> str:
-    try:
-        return version("xgr")
-    except PackageNotFoundError:
-        return "unknown"

@@ -11,7 +11,6 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from xgr_engine.job.commit import commit_text
 from xgr_engine.job.inputs import Inputs
 from xgr_engine.job.options import RecommendOptions, fingerprinted
 from xgr_engine.job.partitions import folder_of
+from xgr_engine.system import version
 
 SCHEMA_VERSION = 1
 KIND = "recommendations"
@@ -93,17 +93,11 @@ def _short(value: Any) -> str:
 
 def environment() -> dict[str, Any]:
     """Versions of what ran, without importing any of it."""
-    versions: dict[str, str | None] = {}
-    for name in ("xgr", *_LIBRARIES):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "machine": platform.node(),
-        "versions": versions,
+        "versions": {name: version(name) for name in ("xgr", *_LIBRARIES)},
     }
 
 
