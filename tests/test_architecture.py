@@ -21,7 +21,7 @@ LIBRARIES = {
     "rich": ["xgr_cli"],
     "tqdm": [],
     "click": [],
-    "polars": ["catalog.readers", "metrics", "job.where"],
+    "polars": ["job.where"],
     "torch": [
         *("models", "search", "xattention", "xbeam", "kernels", "recommender"),
         *("xschedule", "checkpoint", "bench", "api"),

@@ -132,8 +132,7 @@ class Recommender:
         return Lane(self.setup, tokens, users, graphs=self._graphs, number=number)
 
     def reserve(self, tokens: int, users: int) -> None:
-        """GPU: buffers for batches of up to ``users`` prompts and ``tokens`` prompt tokens, allocated once; the same
-        again when batches overlap for the first time.
+        """GPU: buffers for batches of up to ``users`` prompts and ``tokens`` prompt tokens, allocated once a lane.
 
         A larger batch makes them grow, which costs the graphs captured so far.
         """
@@ -174,11 +173,7 @@ class Recommender:
         """
         self._check_lengths(prompts)
         exclusions = find_dead_nodes(self.trie, excluded)
-        dead = DeadNodes(
-            inner=tuple(torch.from_numpy(table) for table in exclusions.inner),
-            leaves=torch.from_numpy(exclusions.leaves),
-            root=torch.from_numpy(exclusions.root),
-        )
+        dead = DeadNodes.of(exclusions)
         device = self.model.device
         if self._uploads is None:
             return ReadyBatch(exclusions, PackedPrompts.of(prompts, device), dead.to(device))

@@ -11,6 +11,7 @@ from xgr_engine.models.decoder_only import DecoderOnly, Rows
 from xgr_engine.models.head import Head
 from xgr_engine.options import SearchOptions
 from xgr_engine.xattention.cache import KVCache
+from xgr_engine.xbeam.exclusions import Exclusions
 from xgr_engine.xbeam.state import Finished, TrieLevel
 
 
@@ -47,6 +48,15 @@ class DeadNodes:
     inner: tuple[Tensor, ...]
     leaves: Tensor
     root: Tensor | None = None
+
+    @classmethod
+    def of(cls, exclusions: Exclusions) -> DeadNodes:
+        """The tables as tensors on the host."""
+        return cls(
+            inner=tuple(torch.from_numpy(table) for table in exclusions.inner),
+            leaves=torch.from_numpy(exclusions.leaves),
+            root=torch.from_numpy(exclusions.root),
+        )
 
     def to(self, device: torch.device) -> DeadNodes:
         """The same on ``device``; from host to GPU without a wait for the copy."""

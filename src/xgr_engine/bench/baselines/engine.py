@@ -15,9 +15,7 @@ from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
 from xgr_engine.models.ops import reference_ops
 from xgr_engine.recommender import LANES, ROWS_AT_ONCE, PendingBatch, Recommender
 from xgr_engine.xbeam.ranking import BatchResult
-
-_ROUND = 128  # the prefill of one prompt is captured at multiples of it
-_IN_FLIGHT = LANES + 1  # one queued behind those that compute
+from xgr_engine.xschedule.worker import IN_FLIGHT
 
 
 class Xgr:
@@ -27,7 +25,7 @@ class Xgr:
     what = "this engine: prompt once a user, beams as rows over it, allowed children only"
     graphs = True
     rows_at_once = ROWS_AT_ONCE
-    in_flight = _IN_FLIGHT
+    in_flight = IN_FLIGHT
     lanes = LANES
 
     def __init__(self) -> None:
@@ -43,7 +41,7 @@ class Xgr:
         self._catalog = workload.catalog
         self.recommender = self.make(workload)
         tokens = workload.shared_prefix + workload.users * workload.context
-        self.recommender.reserve(-(-tokens // _ROUND) * _ROUND, workload.users)
+        self.recommender.reserve(tokens, workload.users)
 
     def make(self, workload: Workload) -> Recommender:
         """The recommender that is measured."""

@@ -117,13 +117,10 @@ class NoSharedPrefix(Xgr):
         recommender = self._prepared()
         prompts = list(batch.prompts)
         exclusions = find_dead_nodes(recommender.trie, [np.empty(0, np.int32)] * len(prompts))
-        dead = DeadNodes(
-            inner=tuple(torch.from_numpy(table) for table in exclusions.inner),
-            leaves=torch.from_numpy(exclusions.leaves),
+        device = recommender.model.device
+        return recommender.launch(
+            ReadyBatch(exclusions, pack_apart(batch, device), DeadNodes.of(exclusions).to(device))
         )
-        model = recommender.model
-        pack = pack_apart(batch, model.device)
-        return recommender.launch(ReadyBatch(exclusions, pack, dead.to(model.device)))
 
 
 def pack_apart(batch: Batch, device: torch.device) -> PackedPrompts:
