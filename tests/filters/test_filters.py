@@ -219,9 +219,9 @@ def test_filters_belong_to_the_fingerprint(assets: tuple[Path, Path], tmp_path: 
     moved = write_list(tmp_path / "moved.txt", [101, 102, 103])
     assert again(allow_items=(str(moved),)) == "nothing-to-do"
     for change, name in (
-        ({"where": "price < 20"}, "filters.where"),
-        ({"match": ()}, "histories.match"),
-        ({"diversify": "brand=1"}, "filters.diversify"),
+        ({"where": "price < 20"}, "--where was price < 19, is price < 20"),
+        ({"match": ()}, "--match was country, is not given"),
+        ({"diversify": "brand=1"}, "--diversify was not given, is brand=1"),
         ({"deny_items": (str(path),)}, "--deny-items leaves none"),
     ):
         with pytest.raises(XgrError, match=name):
