@@ -93,9 +93,9 @@ def let_waiting_threads_sleep() -> None:
 def keep_few_kernels() -> None:
     """Call it before torch is imported: matrix products of shapes seen before are kept for 64 shapes, not 1024.
 
-    Every batch has shapes of its own, and on a CPU both torch and oneDNN below it keep code and buffers of the last 1024
-    shapes, up to half a megabyte each: a job's memory grew with its batches. Layers and steps of one batch share their
-    shapes, of which there are some twenty. The variables in the environment overrule it.
+    Every batch has shapes of its own, and on a CPU both torch and oneDNN below it keep code and buffers of the shapes
+    they have seen, up to half a megabyte each: a job's memory grew with its batches. Layers and steps of one batch
+    share their shapes, of which there are some twenty. The variables in the environment overrule it.
     """
     for variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         os.environ.setdefault(variable, "64")

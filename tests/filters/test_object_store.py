@@ -171,6 +171,26 @@ def test_a_failed_run_publishes_nothing(assets: tuple[Path, Path], tmp_path: Pat
     assert "_SUCCESS" in objects(out)
 
 
+def test_damage_to_a_finished_output_in_the_store_is_said(
+    assets: tuple[Path, Path], tmp_path: Path, bucket: str
+) -> None:
+    """A part of another size, a part that is gone, a manifest that cannot be read."""
+    pq.write_table(pa.table({"user_id": ["a"], "history": pa.array([[100]])}), tmp_path / "users.parquet")
+    out = f"s3://{bucket}/recs"
+    options = remote_options(tmp_path, assets, tmp_path / "users.parquet", out)
+    run_job(options)
+    assert run_job(options).record["state"] == "nothing-to-do"
+    upload(f"{out}/part-00000-of-00001.parquet", b"PAR1")
+    with pytest.raises(OutputExistsError, match="missing or damaged: part-00000-of-00001"):
+        run_job(options)
+    upload(f"{out}/_xgr/manifest.json", b"{")
+    with pytest.raises(OutputExistsError, match="is damaged"):
+        run_job(options)
+    fresh = remote_options(tmp_path, assets, tmp_path / "users.parquet", out, fresh=True)
+    assert run_job(fresh).record["state"] == "done"
+    assert run_job(options).record["state"] == "nothing-to-do"
+
+
 def test_objects_globs_and_prefixes(tmp_path: Path, bucket: str) -> None:
     root = f"s3://{bucket}/users"
     for name in ("dt=1/a.parquet", "dt=1/_b.parquet", "dt=2/c.csv", "dt=2/deep/d.parquet", "_x/e.parquet"):
