@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from xgr_engine.errors import BackendUnavailableError, UsageError
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ def triton_ops() -> Ops:
     )
 
 
-def choose_ops(device: torch.device, wanted: str = "auto", note: Callable[[str], None] = lambda text: None) -> Ops:
-    """``auto``: Triton on a GPU, plain torch elsewhere; what falls back says so. A name is taken literally.
+def choose_ops(device: torch.device, wanted: str = "auto") -> Ops:
+    """``auto``: Triton on a GPU, plain torch elsewhere; what falls back logs a warning. A name is taken literally.
 
     Raises:
         UsageError: no such implementation.
@@ -91,5 +94,5 @@ def choose_ops(device: torch.device, wanted: str = "auto", note: Callable[[str],
     except BackendUnavailableError as error:
         if wanted == "triton":
             raise
-        note(f"{error.what}: {error.why}; using plain torch, which is slower")
+        _LOG.warning("%s: %s; using plain torch, which is slower", error.what, error.why)
         return reference_ops()

@@ -36,13 +36,13 @@ class Channel(Generic[T]):
         self._cancelled = False
         self._error: BaseException | None = None
 
-    def put(self, item: T, tick: Tick | None = None) -> None:
+    def put(self, item: T) -> None:
         """Waits for room.
 
         Raises:
             CancelledError: the consumer gave up.
         """
-        self.wait_for_room(tick)
+        self.wait_for_room()
         with self._changed:
             self._items.append(item)
             self._changed.notify_all()

@@ -292,14 +292,12 @@ def compute_batches(
     limits: BatchLimits,
     *,
     reject_errors: bool,
-    on_batch: Callable[[int], None] = lambda users: None,
     in_flight: int = IN_FLIGHT,
 ) -> Ranked:
     """Computes prompts that are in memory, in the calling thread: planned batches, ``in_flight`` at a time.
 
     Args:
         reject_errors: a prompt that makes the engine raise fails; else BatchError goes up.
-        on_batch: told the number of users after each batch.
 
     Returns:
         Results in the order of the prompts.
@@ -309,9 +307,7 @@ def compute_batches(
     waiting: deque[Flight] = deque()
 
     def settle() -> None:
-        flight = waiting.popleft()
-        window.add(worker.settle(flight))
-        on_batch(flight.batch.users)
+        window.add(worker.settle(waiting.popleft()))
 
     for batch in window.batches():
         flight = worker.prepare(batch)

@@ -33,22 +33,15 @@ class Axes:
     x_ticks: Sequence[float] = field(default_factory=tuple)
 
 
-def line_chart(series: Sequence[Series], axes: Axes, label: str, marks: Sequence[tuple[float, str]] = ()) -> str:
-    """Lines with points and intervals; ``marks`` are horizontal lines with a text."""
+def line_chart(series: Sequence[Series], axes: Axes, label: str) -> str:
+    """Lines with points and intervals."""
     points = [point for one in series for point in one.points]
     if not points:
         return '<p class="nothing">no figures</p>'
     ys = [y for _, y in points] + [end for one in series for pair in one.intervals for end in pair]
-    ys += [y for y, _ in marks]
     xs = [x for x, _ in points]
     plot = _Plot(_range(xs, axes.log_x, tight=True), _range(ys, axes.log_y), axes)
     parts = [plot.frame()]
-    for y, text in marks:
-        at = plot.y(y)
-        parts.append(f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(
-            f'<text class="small" x="{WIDTH - _RIGHT}" y="{at - 4:.1f}" text-anchor="end">{escape(text)}</text>'
-        )
     for one in series:
         colour = f"s{one.style % _SERIES}"
         path = " ".join(f"{plot.x(x):.1f},{plot.y(y):.1f}" for x, y in one.points)
