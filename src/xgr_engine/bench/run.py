@@ -26,6 +26,7 @@ from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import phase_times, timeline
 from xgr_engine.bench.point import Budget, Row
 from xgr_engine.bench.prompts import prompts_of
+from xgr_engine.bench.record import KIND
 from xgr_engine.bench.workloads import (
     BenchCatalog,
     BenchModel,
@@ -42,7 +43,6 @@ from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.xschedule.engines import is_out_of_memory
 
 Record = dict[str, Any]
-KIND = "bench"
 _MOST_ONLINE_USERS = 16
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -11,6 +10,7 @@ from typing import Any
 
 from xgr_engine.bench.report.charts import model_charts, other_charts
 from xgr_engine.bench.report.style import STYLE
+from xgr_engine.files import write_text
 
 Record = dict[str, Any]
 _COLUMNS = (
@@ -22,9 +22,7 @@ _COLUMNS = (
 def write_page(path: Path, record: Record) -> None:
     """Write the report; a file that is there is replaced as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(page(record), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, page(record))
 
 
 def page(record: Record) -> str:
