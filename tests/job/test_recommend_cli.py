@@ -106,17 +106,17 @@ def test_a_stopped_run_leaves_no_half_file(place: Place, stop: signal.Signals) -
 
 @pytest.mark.shared_data
 def test_the_fixture_gives_the_golden_lists(shared_data: Path, tmp_path: Path, capsys: Any) -> None:
-    """The first 24 users of the industrial fixture through the command line: SIDs, scores and order of transformers."""
+    """All golden users of the industrial fixture through the command line: SIDs, scores and order of transformers."""
     data = shared_data / "industrial"
     vocab, model, out = (str(tmp_path / name) for name in ("vocab", "model", "recs"))
     assert run(["build-vocab", str(data / "catalog.index.json"), "--out", vocab, "-q"]) == 0
     assert run(["convert", str(data / "qwen3"), "--out", model, "--prompt", "minionerec-eval", "-q"]) == 0
     paths = ["--model", model, "--vocab", vocab, "--out", out, "--device", "cpu", "--collisions", "first", "-q"]
-    users = ["--in", str(data / "users.parquet"), "--limit", "24", "--beam", "50", "--top-k", "50"]
-    assert run(["recommend", *users, *paths]) == 0
     golden = json.loads((data / "golden_qwen3.json").read_text())["users"]
+    users = ["--in", str(data / "users.parquet"), "--limit", str(len(golden)), "--beam", "50", "--top-k", "50"]
+    assert run(["recommend", *users, *paths]) == 0
     rows = pq.ParquetFile(Path(out) / "part-00000-of-00001.parquet").read().to_pylist()
-    for row, user in zip(rows, golden, strict=False):
+    for row, user in zip(rows, golden, strict=True):
         expected = [(tuple(map(int, re.findall(r"_(\d+)>", text))), score) for text, score in user["beams"]]
         found = [(tuple(item["sid"]), item["score"]) for item in row["items"]]
         assert row["user_id"] == user["user_id"] and {sid for sid, _ in found} == {sid for sid, _ in expected}
