@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from xgr_engine import __version__
+from xgr_engine.catalog.arrow_types import is_text
 from xgr_engine.catalog.content_hash import content_hash
 from xgr_engine.catalog.ordering import ranked_within_sids, refuse_collisions, without_duplicates
 from xgr_engine.catalog.readers import Catalog, ReadOptions, read_catalog
-from xgr_engine.catalog.readers.base import is_text
 from xgr_engine.catalog.report import collision_report, level_reports, structure_warnings
 from xgr_engine.catalog.sid_text import MAX_CODE
 from xgr_engine.catalog.swap import refuse_foreign, replacement

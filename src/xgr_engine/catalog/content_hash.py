@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from xgr_engine.catalog.readers.base import is_list, is_text
+from xgr_engine.catalog.arrow_types import is_list, is_text
 from xgr_engine.errors import CatalogError
 
 _VERSION = 1

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.arrow_types import is_list, is_text
 from xgr_engine.errors import HistoryError
 from xgr_engine.job.input_formats import ListColumn
 
@@ -49,23 +50,9 @@ class Lists:
         return np.diff(self.offsets)
 
 
-def is_list_type(kind: pa.DataType) -> bool:
-    """list, large_list, fixed_size_list, list_view and large_list_view."""
-    types = pa.types
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-    )
-
-
 def is_text_type(kind: pa.DataType) -> bool:
     """string, large_string, string_view, and a dictionary of these."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def read_lists(column: ListColumn, name: str, list_text: str | None) -> Lists:
@@ -85,7 +72,7 @@ def read_lists(column: ListColumn, name: str, list_text: str | None) -> Lists:
         return Lists(pa.array([], pa.int64()), np.zeros(len(column) + 1, np.int64), {})
     if is_text_type(column.type):
         return _from_objects(_plain_text(column).to_pylist(), name, list_text)
-    if not is_list_type(column.type):
+    if not is_list(column.type):
         raise HistoryError(
             f"column {name!r} is {column.type}, not a list",
             hint="give one list of ids a user; see docs/recommend.md, 'Histories'",

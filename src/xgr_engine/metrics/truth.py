@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.arrow_types import is_list
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.errors import HistoryError, InputError
 from xgr_engine.job.filesystems import InputPath
 from xgr_engine.job.input_formats import FORMATS, Columns, ListColumn
 from xgr_engine.job.inputs import detect_format, find_files
-from xgr_engine.job.lists import Lists, is_list_type, is_text_type, read_lists
+from xgr_engine.job.lists import Lists, is_text_type, read_lists
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def read_targets(column: ListColumn, name: str, list_text: str | None) -> Lists:
     if isinstance(column, list) or (is_text_type(column.type) and list_text is not None):
         cells = column if isinstance(column, list) else column.to_pylist()
         return read_lists([_as_list(cell, list_text) for cell in cells], name, list_text)
-    if is_list_type(column.type) or pa.types.is_null(column.type):
+    if is_list(column.type) or pa.types.is_null(column.type):
         return read_lists(column, name, list_text)
     # A null, a NaN or an empty CSV cell is a row without a target.
     missing = column.is_null(nan_is_null=True)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.arrow_types import is_list, is_text
 from xgr_engine.catalog.ids import plain
 from xgr_engine.errors import CatalogError
 
@@ -182,19 +183,3 @@ def usable_in_filters(kind: pa.DataType) -> bool:
         return not pa.types.is_fixed_size_list(kind) and (is_text(value) or pa.types.is_integer(value))
     binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     return not (pa.types.is_nested(kind) or binary)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Any of Arrow's list types."""
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    )
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Any of Arrow's string types."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

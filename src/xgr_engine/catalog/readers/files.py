@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xgr_engine.catalog.readers.base import ReadOptions, is_text
+from xgr_engine.catalog.arrow_types import is_text
+from xgr_engine.catalog.readers.base import ReadOptions
 from xgr_engine.catalog.readers.csv_quotes import check_quotes
 from xgr_engine.errors import CatalogError
 

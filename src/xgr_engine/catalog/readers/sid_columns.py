@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.arrow_types import is_list, is_text
 from xgr_engine.catalog.ids import plain
-from xgr_engine.catalog.readers.base import is_list, is_text
 from xgr_engine.catalog.sid_text import MAX_CODE, ParsedSids, pad_rows, parse_sids, parse_tokens
 from xgr_engine.errors import CatalogError
 

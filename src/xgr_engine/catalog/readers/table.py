@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.arrow_types import is_list
 from xgr_engine.catalog.ids import plain
 from xgr_engine.catalog.readers.base import (
     Catalog,
     ReadOptions,
     assemble,
-    is_list,
     kept_attributes,
     no_columns,
     require_column,
