@@ -64,6 +64,30 @@ def test_placed_by_id_equals_the_whole_text_tokenised(kind: str, name: str, tmp_
         assert rendered.dropped == 0
 
 
+@pytest.mark.parametrize("name", [*TEMPLATES, "numbered"])
+@pytest.mark.parametrize("context", [48, 4096])
+def test_histories_as_arrays_give_the_same_prompts(name: str, context: int, tmp_path: Path) -> None:
+    """Unequal SIDs, empty histories, some too long for the context; placed by id and tokenised as a whole."""
+    renderer = renderer_of(byte_level(), TEMPLATES.get(name, NUMBERED), tmp_path, context)
+    histories = [random_history(renderer.table, length, seed) for seed, length in enumerate((0, 1, 5, 0, 19, 64, 2))]
+    sids = [sid for history in histories for sid in history]
+    codes = np.full((len(sids), renderer.table.levels), -1, np.int32)
+    for row, sid in zip(codes, sids, strict=True):
+        row[: len(sid)] = sid
+    offsets = np.cumsum([0, *map(len, histories)])
+    arrays, lists = renderer.render_codes(codes, offsets), renderer.render(histories)
+    assert [one.token_ids.tolist() for one in arrays] == [other.token_ids.tolist() for other in lists]
+    assert [one.dropped for one in arrays] == [other.dropped for other in lists]
+    assert all(one.token_ids.dtype == np.int32 for one in arrays)
+    assert any(one.dropped for one in arrays) == (context == 48)
+
+
+def test_an_unknown_code_in_an_array_is_named(tmp_path: Path) -> None:
+    renderer = renderer_of(byte_level(), TEMPLATES["bare"], tmp_path)
+    with pytest.raises(HistoryError, match="<c_255>"):
+        renderer.render_codes(np.array([[1, 2, 3], [1, 2, 255]], np.int32), np.array([0, 2]))
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_byte_level_tokenizers_are_placed(name: str, tmp_path: Path) -> None:
     """Otherwise the test above would compare the slow path with itself."""

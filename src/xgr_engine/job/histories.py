@@ -82,12 +82,21 @@ class Resolved:
     names: pa.Array
     faults: dict[int, Fault] = field(default_factory=dict)
 
-    def newest_sids(self, row: int, limit: int | None) -> list[tuple[int, ...]]:
-        """The last ``limit`` known SIDs of a row, oldest first."""
-        span = slice(int(self.offsets[row]), int(self.offsets[row + 1]))
-        kept = np.flatnonzero(self.known[span])[-limit if limit else None :] + span.start
-        lengths = self.sid_lengths[kept].tolist()
-        return [tuple(codes[:length]) for codes, length in zip(self.codes[kept].tolist(), lengths, strict=True)]
+    def newest(self, limit: int | None) -> tuple[IntArray, NDArray[np.int64]]:
+        """Codes [k, L] of each row's last ``limit`` known interactions, oldest first, and the rows' offsets [n + 1]."""
+        known = np.concatenate([[0], np.cumsum(self.known)])
+        kept = self.known
+        if limit:
+            to_the_end = np.repeat(known[self.offsets[1:]], np.diff(self.offsets)) - known[:-1]
+            kept = kept & (to_the_end <= limit)
+        places = np.concatenate([[0], np.cumsum(kept)])
+        inside = np.arange(self.codes.shape[1]) < self.sid_lengths[kept][:, None]
+        return np.where(inside, self.codes[kept], -1).astype(np.int32), places[self.offsets]
+
+    def known_in_each_row(self) -> NDArray[np.int64]:
+        """[n] interactions that can enter the prompt."""
+        known = np.concatenate([[0], np.cumsum(self.known)])[self.offsets]
+        return np.diff(known)
 
 
 class HistoryResolver:

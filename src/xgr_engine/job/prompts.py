@@ -136,19 +136,18 @@ class PromptMaker:
         seen = self._resolver.seen(resolved) if self._options.exclude_seen else no_items(rows.length)
         self._apply_unknown_policy(resolved, prepared, origin)
         rejected = {reject.row for reject in prepared.rejects}
-        histories: list[list[tuple[int, ...]]] = []
+        codes, offsets = resolved.newest(self._options.max_history)
+        lengths = np.diff(offsets)
         for row in range(rows.length):
-            if row in rejected:
-                continue
-            sids = resolved.newest_sids(row, self._options.max_history)
-            if not sids and not self._keep_empty(resolved, row, prepared):
-                continue
-            known = int(resolved.known[resolved.offsets[row] : resolved.offsets[row + 1]].sum())
-            prepared.counts["cut_items"] += known - len(sids)
-            prepared.live.append(row)
-            histories.append(sids)
+            if row not in rejected and (lengths[row] or self._keep_empty(resolved, row, prepared)):
+                prepared.live.append(row)
+        live = np.array(prepared.live, np.int64)
+        prepared.counts["cut_items"] += int((resolved.known_in_each_row() - lengths)[live].sum())
         excluded = sorted_union(seen, denied)
-        for row, rendered in zip(prepared.live, self._renderer.render(histories), strict=True):
+        wanted = np.isin(np.repeat(np.arange(rows.length), lengths), live)
+        starts = np.concatenate([[0], np.cumsum(lengths[live])])
+        rendered_prompts = self._renderer.render_codes(codes[wanted], starts)
+        for row, rendered in zip(prepared.live, rendered_prompts, strict=True):
             prepared.counts["dropped_items"] += rendered.dropped
             self._add_prompt(row, rendered.token_ids, excluded[row], prepared)
 

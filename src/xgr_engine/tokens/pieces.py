@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.templates import PromptTemplate
 
 Sid = tuple[int, ...]
+IntArray = NDArray[np.int32]
 
 _PROBE_LENGTHS = (1, 2, 3, 7, 33)
 
@@ -79,6 +82,46 @@ class Pieces:
         if dropped == len(starts):
             return self.empty, dropped
         return self.head + body[starts[dropped] : end] + self.tail, dropped
+
+    def place_all(
+        self, codes: IntArray, offsets: NDArray[np.int64], table: SidTokenTable, max_tokens: int
+    ) -> list[tuple[IntArray, int]]:
+        """:meth:`place` for n histories by array operations.
+
+        Args:
+            codes: [e, L] the SIDs of all histories back to back, -1 behind the end of a SID.
+            offsets: [n + 1]; history r is ``codes[offsets[r] : offsets[r + 1]]``.
+
+        Raises:
+            KeyError: a code for which the table has no token.
+        """
+        items, levels = codes.shape
+        inside = codes >= 0
+        block = np.empty((items, levels + len(self.between)), np.int32)
+        block[:, levels:] = self.between
+        for level in range(levels):
+            here = np.flatnonzero(inside[:, level])
+            known = level < table.levels
+            column = table.columns(level, codes[here, level]) if known else np.full(len(here), -1)
+            if len(column) and column.min() < 0:
+                raise KeyError(level)
+            if known:
+                block[here, level] = table.token_ids[level][column]
+        keep = np.concatenate([inside, np.ones((items, len(self.between)), bool)], axis=1)
+        flat = block.reshape(-1) if inside.all() else block[keep]
+        start = np.concatenate([[0], np.cumsum(keep.sum(1))])
+        head, tail, empty = (np.asarray(part, np.int32) for part in (self.head, self.tail, self.empty))
+        room = max_tokens - len(head) - len(tail)
+        placed = []
+        for first, stop in pairwise(offsets.tolist()):
+            end = int(start[stop]) - len(self.between)
+            # of the items' starts, ascending, the first from which the rest fits
+            kept = first + int(np.searchsorted(start[first:stop], end - room))
+            if kept == stop:
+                placed.append((empty, stop - first))
+            else:
+                placed.append((np.concatenate([head, flat[start[kept] : end], tail]), kept - first))
+        return placed
 
     def shared_prefix(self) -> list[int]:
         """What a prompt with items and one without begin with alike."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,18 @@ class PromptRenderer:
             HistoryError: a code for which the model has no token (see :meth:`knows`).
         """
         return [self._render_one(history) for history in histories]
+
+    def render_codes(self, codes: IntArray, offsets: NDArray[np.int64]) -> list[RenderedPrompt]:
+        """:meth:`render` of n histories given as arrays: ``codes`` [e, L], -1 behind the end of a SID, history r at
+        ``offsets[r] : offsets[r + 1]``. By array operations wherever ids are placed (``places_ids``)."""
+        if self._pieces is not None:
+            try:
+                placed = self._pieces.place_all(codes, offsets, self.table, self.max_tokens)
+                return [RenderedPrompt(ids, dropped) for ids, dropped in placed]
+            except KeyError:
+                pass  # one by one, so that the message names the SID
+        sids = [tuple(code for code in sid if code >= 0) for sid in codes.tolist()]
+        return self.render([sids[first:stop] for first, stop in pairwise(offsets.tolist())])
 
     def encode_ready(self, prompt: str | Sequence[int]) -> IntArray:
         """A prompt that is complete already: text (tokenised as one piece, BOS in front if the model wants it), or ids.
