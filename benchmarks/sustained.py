@@ -139,9 +139,7 @@ def phases(recommender: Recommender, prompts: Prompts) -> dict[str, float]:
     lane = recommender.lane
     assert lane is not None
     pack = PackedPrompts.of(prompts, recommender.model.device)
-    empty = torch.empty((len(prompts), 0), dtype=torch.int32)
-    root = torch.zeros(len(prompts), dtype=torch.int64)
-    dead = DeadNodes(tuple(empty for _ in recommender.setup.levels), empty, root)
+    dead = DeadNodes.none(len(recommender.setup.levels), len(prompts), torch.device("cpu"))
     times: dict[str, list[float]] = {"prefill_ms": [], "tail_ms": []}
     with torch.inference_mode():
         for _ in range(5):

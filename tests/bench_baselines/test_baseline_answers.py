@@ -55,8 +55,7 @@ def same(outcome: Outcome, expected: Outcome, users: int) -> None:
 
 
 def nothing_dead(setup: SearchSetup, users: int) -> DeadNodes:
-    empty = torch.empty((users, 0), dtype=torch.int32)
-    return DeadNodes(tuple(empty for _ in setup.levels), empty)
+    return DeadNodes.none(len(setup.levels), users, setup.model.device)
 
 
 def host_answer(setup: SearchSetup, rows_at_once: int = 0) -> Outcome:

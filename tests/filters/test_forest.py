@@ -105,8 +105,7 @@ def test_the_search_of_fixed_shapes_starts_at_the_same_roots(world: TinyWorld) -
     exclusions = find_dead_nodes(
         forest, [UserRules(rows, tree) for rows, tree in zip(excluded, (2, 0, 1, 3), strict=True)]
     )
-    tables = tuple(torch.from_numpy(table) for table in exclusions.inner)
-    dead = DeadNodes(tables, torch.from_numpy(exclusions.leaves), torch.from_numpy(exclusions.root))
+    dead = DeadNodes.of(exclusions)
     with torch.inference_mode():
         pack = PackedPrompts.of(prompts, world.model.device)
         cache = world.model.new_cache(pack.cache_tokens, 4, setup.slots)

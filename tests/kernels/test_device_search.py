@@ -47,14 +47,13 @@ def test_fixed_shapes_find_the_same(world: TinyWorld, unequal: bool, score_over:
     setup = world.recommender(catalog, options, score_suffix=suffix).setup
     prompts = random_prompts(beam, [3, 17, 9])
     excluded = [rng.integers(0, 90, count).astype(np.int32) for count in (0, 40, 88)]
-    exclusions = find_dead_nodes(catalog.trie, [*excluded, np.empty(0, np.int32)])
-    dead = DeadNodes(tuple(torch.from_numpy(t) for t in exclusions.inner), torch.from_numpy(exclusions.leaves))
+    dead = DeadNodes.of(find_dead_nodes(catalog.trie, [*excluded, np.empty(0, np.int32)]))
     device = DeviceSearch(setup, users=4)
     with torch.inference_mode():
         pack = PackedPrompts.of(prompts, world.model.device)
         cache = world.model.new_cache(pack.cache_tokens, 4, setup.slots)
         hidden = world.model.prefill(pack, cache)
-        three = DeadNodes(tuple(t[:3].contiguous() for t in dead.inner), dead.leaves[:3].contiguous())
+        three = DeadNodes(tuple(t[:3].contiguous() for t in dead.inner), dead.leaves[:3].contiguous(), dead.root[:3])
         expected = HostSearch(setup, rows_at_once=0).run(hidden, cache, three)
         # a fourth place without a user
         four = torch.cat([hidden, torch.zeros_like(hidden[:1])])
@@ -81,9 +80,8 @@ def test_rows_of_one_user_are_stored_as_the_kernels_read_them(world: TinyWorld) 
         with torch.inference_mode():
             pack = PackedPrompts.of(random_prompts(0, [5]), world.model.device)
             cache = world.model.new_cache(pack.cache_tokens, 1, setup.slots)
-            nothing = torch.empty((1, 0), dtype=torch.int32)
             hidden = world.model.prefill(pack, cache)
-            device.run(hidden, cache, DeadNodes((nothing,) * 3, nothing), torch.ones(1, dtype=torch.bool))
+            device.run(hidden, cache, DeadNodes.none(3, 1, world.model.device), torch.ones(1, dtype=torch.bool))
     finally:
         world.model.decode = decode  # type: ignore[method-assign]
     assert len(seen) == 2

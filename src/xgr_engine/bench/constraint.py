@@ -27,7 +27,6 @@ from xgr_engine.search.graphed import GraphedSearch, places_for
 from xgr_engine.search.host import HostSearch
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.tokens.table import SidTokenTable
-from xgr_engine.xbeam.exclusions import NO_NODE
 from xgr_engine.xschedule.engines import is_out_of_memory
 
 Note = Callable[[str], None]
@@ -135,9 +134,7 @@ def engine_search(workload: Workload, hidden: Tensor) -> tuple[Callable[[], Outc
     model, users = workload.model, workload.users
     recommender = Recommender(model.decoder, model.head, workload.catalog.trie, model.table, workload.search)
     setup = recommender.setup
-    nothing = torch.full((users, 0), NO_NODE, dtype=torch.int32, device=model.device)
-    root = torch.zeros(users, dtype=torch.int64, device=model.device)
-    dead = DeadNodes(inner=tuple(nothing for _ in setup.levels), leaves=nothing, root=root)
+    dead = DeadNodes.none(len(setup.levels), users, model.device)
     cache = model.decoder.new_cache(users, places_for(users), setup.slots)
     cache.begin([1] * users, 0)
     if model.decoder.ops.name == "triton":

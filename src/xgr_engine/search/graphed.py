@@ -108,12 +108,7 @@ class GraphedSearch:
 
     def _buffers(self, places: int, width: int, hidden: Tensor) -> tuple[Tensor, DeadNodes, Tensor]:
         device = hidden.device
-
-        def table() -> Tensor:
-            return torch.full((places, width), NO_NODE, dtype=torch.int32, device=device)
-
-        root = torch.zeros(places, dtype=torch.int64, device=device)
-        dead = DeadNodes(inner=tuple(table() for _ in self.setup.levels), leaves=table(), root=root)
+        dead = DeadNodes.none(len(self.setup.levels), places, device, width)
         inputs = torch.zeros((places, hidden.shape[1]), dtype=hidden.dtype, device=device)
         return inputs, dead, torch.zeros(places, dtype=torch.bool, device=device)
 
@@ -142,8 +137,7 @@ def _load(inputs: Tensor, tables: DeadNodes, present: Tensor, hidden: Tensor, de
     inputs[:users] = hidden
     present[:users] = True
     present[users:] = False
-    if tables.root is not None and dead.root is not None:
-        tables.root[:users].copy_(dead.root, non_blocking=True)
+    tables.root[:users].copy_(dead.root, non_blocking=True)
     for target, source in zip((*tables.inner, tables.leaves), (*dead.inner, dead.leaves), strict=True):
         if target.shape[1]:
             target.fill_(NO_NODE)

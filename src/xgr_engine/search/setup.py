@@ -11,7 +11,7 @@ from xgr_engine.models.decoder_only import DecoderOnly, Rows
 from xgr_engine.models.head import Head
 from xgr_engine.options import SearchOptions
 from xgr_engine.xattention.cache import KVCache
-from xgr_engine.xbeam.exclusions import Exclusions
+from xgr_engine.xbeam.exclusions import NO_NODE, Exclusions
 from xgr_engine.xbeam.state import Finished, TrieLevel
 
 
@@ -42,12 +42,22 @@ class DeadNodes:
 
     Attributes:
         inner: per depth int32 [U, M_d]; leaves: int32 [U, M].
-        root: int64 [U] node of depth 0 where each user's search starts; None: the one root of a trie.
+        root: int64 [U] node of depth 0 where each user's search starts.
     """
 
     inner: tuple[Tensor, ...]
     leaves: Tensor
-    root: Tensor | None = None
+    root: Tensor
+
+    @classmethod
+    def none(cls, levels: int, users: int, device: torch.device, width: int = 0) -> DeadNodes:
+        """Nobody has anything excluded: tables of ``width`` without an entry, each a tensor of its own."""
+
+        def table() -> Tensor:
+            return torch.full((users, width), NO_NODE, dtype=torch.int32, device=device)
+
+        root = torch.zeros(users, dtype=torch.int64, device=device)
+        return cls(inner=tuple(table() for _ in range(levels)), leaves=table(), root=root)
 
     @classmethod
     def of(cls, exclusions: Exclusions) -> DeadNodes:
@@ -65,8 +75,7 @@ class DeadNodes:
             pin = device.type == "cuda" and not table.is_cuda
             return table.pin_memory().to(device, non_blocking=True) if pin else table.to(device)
 
-        root = None if self.root is None else move(self.root)
-        return DeadNodes(tuple(move(table) for table in self.inner), move(self.leaves), root)
+        return DeadNodes(tuple(move(table) for table in self.inner), move(self.leaves), move(self.root))
 
 
 @dataclass(frozen=True)
