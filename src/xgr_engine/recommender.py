@@ -26,7 +26,7 @@ from xgr_engine.xbeam.exclusions import Exclusions, find_dead_nodes
 from xgr_engine.xbeam.ranking import BatchResult, rank_items
 from xgr_engine.xbeam.state import upload_trie
 
-# Rows a user expands on a CPU before the search looks whether the rest can still matter: docs/performance.md, "Rows
+# Rows a user expands on a CPU before the search looks whether the rest can still matter: docs/architecture.md, "Rows
 # that cannot win".
 ROWS_AT_ONCE = 48
 

@@ -25,7 +25,7 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class DiverseResult:
-    """:class:`xgr_engine.xschedule.pipeline.BatchOutcome` of capped lists."""
+    """A :class:`xgr_engine.xschedule.engines.BatchOutcome` of capped lists."""
 
     counts: IntArray
     item_rows: IntArray

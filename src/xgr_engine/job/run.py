@@ -63,8 +63,8 @@ def _silent(text: str) -> None:
 class Caller:
     """Who runs the job: the command line it came from, where its settings came from, and where to report.
 
-    ``stop`` is how the caller ends the run early; ``begin`` is told the run id. ``engine_loader`` exists so that tests
-    and later schedulers can put another engine in the place of the model.
+    ``stop`` is how the caller ends the run early; ``begin`` is told the run id. ``engine_loader`` lets tests put
+    another engine in the place of the model.
     """
 
     argv: Sequence[str] = ()
