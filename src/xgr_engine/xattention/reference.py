@@ -6,9 +6,13 @@ each beam generated itself, found through a table of ancestors. Re-ordering beam
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+GROUP_LOGITS = 8 << 20  # numbers; 32 MiB of float32
 
 
 def beam_attention(
@@ -34,35 +38,76 @@ def beam_attention(
     Returns:
         [U, R, Hq, D] in the dtype of q; sums in float32 (float64 for float64 inputs).
     """
+    starts = prompt_start.tolist()
+    lengths = [stop - start for start, stop in pairwise(starts[: len(q) + 1])]
+    out = torch.empty_like(q)
+    for first, stop in _groups(lengths, lines=q.shape[1] * q.shape[2]):
+        users = slice(first, stop)
+        prompt = _padded(prompt_start[first:stop].long(), lengths[first:stop])
+        out[users] = _attend(q[users], prompt_k, prompt_v, prompt, gen_k[users], gen_v[users], ancestors[users], scale)
+    return out
+
+
+def _groups(lengths: list[int], lines: int) -> list[tuple[int, int]]:
+    """Runs of users computed together: many small products cost more than a few large ones, up to a bound of memory."""
+    groups, first, longest = [], 0, 0
+    for user, length in enumerate(lengths):
+        longest = max(longest, length)
+        if user > first and (user + 1 - first) * lines * longest > GROUP_LOGITS:
+            groups.append((first, user))
+            first, longest = user, length
+    return [*groups, (first, len(lengths))] if lengths else []
+
+
+def _padded(start: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Prompt rows [U, longest] of each user, and where they are padding (there the last row is repeated)."""
+    length = torch.tensor(lengths, device=start.device)[:, None]
+    place = torch.arange(max(lengths), device=start.device)
+    rows = start[:, None] + torch.minimum(place, length - 1).clamp_min_(0)
+    return rows, place >= length
+
+
+def _attend(
+    q: Tensor,
+    prompt_k: Tensor,
+    prompt_v: Tensor,
+    prompt: tuple[Tensor, Tensor],
+    gen_k: Tensor,
+    gen_v: Tensor,
+    ancestors: Tensor,
+    scale: float,
+) -> Tensor:
+    """One softmax over a user's padded prompt rows and each beam's own tokens: [U, R, Hq, D]."""
     users, rows, heads, dim = q.shape
     kv_heads = prompt_k.shape[1]
     group = heads // kv_heads
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-    starts = prompt_start.tolist()
-    out = torch.empty_like(q)
-    for u in range(users):
-        # [Hkv, R * G, D]: the group's heads are more query rows over the same keys
-        query = q[u].view(rows, kv_heads, group, dim).permute(1, 0, 2, 3).reshape(kv_heads, rows * group, dim).to(acc)
-        keys = prompt_k[starts[u] : starts[u + 1]].permute(1, 2, 0).to(acc)
-        values = prompt_v[starts[u] : starts[u + 1]].permute(1, 0, 2).to(acc)
-        length = keys.shape[-1]
-        logits = torch.bmm(query, keys).mul_(scale).view(kv_heads, rows, group, length)
-        if ancestors.shape[-1]:
-            slots = ancestors[u].clamp_min(0).long()
-            own_k = gen_k[u][slots].permute(2, 0, 3, 1).to(acc)  # [Hkv, R, D, A]
-            own_v = gen_v[u][slots].permute(2, 0, 1, 3).to(acc)  # [Hkv, R, A, D]
-            absent = (ancestors[u] < 0)[None, :, None, :]
-            own = torch.matmul(query.view(kv_heads, rows, group, dim), own_k).mul_(scale)
-            logits = torch.cat([logits, own.masked_fill(absent, -torch.inf)], dim=-1)
-        weights = torch.softmax(logits, dim=-1)
-        mixed = torch.bmm(weights[..., :length].reshape(kv_heads, rows * group, length), values)
-        mixed = mixed.view(kv_heads, rows, group, dim)
-        if ancestors.shape[-1]:
-            # an absent slot has weight 0, but 0 * NaN is NaN: what lies in an unused slot must not matter
-            own_v = own_v.masked_fill((ancestors[u] < 0)[None, :, :, None], 0)
-            mixed = mixed + torch.matmul(weights[..., length:], own_v)
-        out[u] = mixed.permute(1, 0, 2, 3).reshape(rows, heads, dim)
-    return out
+    place, padding = prompt
+    # [U, Hkv, R * G, D]: the group's heads are more query rows over the same keys
+    query = q.view(users, rows, kv_heads, group, dim).permute(0, 2, 1, 3, 4).to(acc)
+    stacked = query.reshape(users, kv_heads, rows * group, dim)
+    keys, values = prompt_k[place].permute(0, 2, 3, 1).to(acc), prompt_v[place].transpose(1, 2).to(acc)
+    logits = torch.matmul(stacked, keys).mul_(scale)
+    if padding.any():
+        logits = logits.masked_fill_(padding[:, None, None, :], -torch.inf)
+    length = logits.shape[-1]
+    logits = logits.view(users, kv_heads, rows, group, length)
+    absent = (ancestors < 0)[:, None, :, None, :]
+    user, slots = torch.arange(users, device=q.device)[:, None, None], ancestors.clamp_min(0).long()
+    if ancestors.shape[-1]:
+        own_k = gen_k[user, slots].permute(0, 3, 1, 4, 2).to(acc)  # [U, Hkv, R, D, A]
+        own = torch.matmul(query, own_k).mul_(scale)
+        logits = torch.cat([logits, own.masked_fill_(absent, -torch.inf)], dim=-1)
+    weights = torch.softmax(logits, dim=-1)
+    if not (length and padding.numel() and not padding[:, 0].any()):  # a user without a prompt: maybe without any key
+        weights = weights.nan_to_num_(0.0)
+    shared = weights[..., :length].reshape(users, kv_heads, rows * group, length)
+    mixed = torch.matmul(shared, values).view(users, kv_heads, rows, group, dim)
+    if ancestors.shape[-1]:
+        # an absent slot has weight 0, but 0 * NaN is NaN: what lies in an unused slot must not matter
+        own_v = gen_v[user, slots].permute(0, 3, 1, 2, 4).to(acc).masked_fill(absent.transpose(3, 4), 0)
+        mixed = mixed + torch.matmul(weights[..., length:], own_v)
+    return mixed.permute(0, 2, 1, 3, 4).reshape(users, rows, heads, dim).to(q.dtype)
 
 
 def prompt_attention(
