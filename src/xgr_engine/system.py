@@ -87,7 +87,7 @@ def let_waiting_threads_sleep() -> None:
     By default GNU's spin for milliseconds, which is ruinous beside other work on the same cores: with 18 processes on 2
     cores, 32 users of the fixture model had not ended after 120 s; asleep at once they took 2.6 s. But waking costs as
     much as a small product: on two quiet cores (W 50) asleep at once 48 users/s, after 2000 spins 82, without end 69;
-    with 6 busy processes beside them 9, 11 and not done.
+    with 6 busy processes beside them 9 asleep at once, 11 after 2000 spins.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")

@@ -25,16 +25,28 @@ def _onednn() -> Any:
 
 
 _PRODUCT = _onednn()
+_BLOCK, _ROUND = 256, 32  # rows
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """x [N, K], weight [M, K], bias [M] -> [N, M] in the dtype of x, put into ``out`` if given; float32 stays IEEE."""
     if _PRODUCT is not None and x.dtype == torch.float32 and not x.is_cuda and len(x) > 1:
-        result: Tensor = _PRODUCT(x, weight, bias, "none", [], "")
-        return result if out is None else out.copy_(result)
+        return _in_blocks(x, weight, bias, x.new_empty(len(x), len(weight)) if out is None else out)
     if out is None:
         return F.linear(x, weight, bias)
     return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
+
+
+def _in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """oneDNN compiles a kernel for each number of rows, and every batch has another: so whole blocks, and a last one
+    rounded up to one of a few sizes."""
+    for at in range(0, len(x), _BLOCK):
+        part = x[at : at + _BLOCK]
+        missing = -len(part) % _ROUND
+        if missing:
+            part = F.pad(part, (0, 0, 0, missing))
+        out[at : at + _BLOCK] = _PRODUCT(part, weight, bias, "none", [], "")[: len(x) - at]
+    return out
 
 
 def float32_product(x: Tensor, weight: Tensor) -> Tensor:
