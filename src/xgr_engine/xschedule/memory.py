@@ -38,7 +38,7 @@ from xgr_engine.xschedule.scheduler import BatchLimits, filling
 _SAFETY = 0.8
 # (tokens, rows). Larger batches bring nothing: on a CPU the working set leaves the cache, on a GPU the matmuls are
 # saturated. Fixed caps also keep the plan, and with it every bit of the output, independent of the machine's load.
-_CPU_CAP = (4096, 8192)
+_CPU_CAP = (4096, 4096)
 _GPU_CAP = (131_072, 65_536)
 # On a CPU a fixed default budget, not what happens to be free, for the same reason.
 _CPU_BUDGET = 2 << 30
