@@ -82,7 +82,7 @@ class Machine:
 
 
 def let_waiting_threads_sleep() -> None:
-    """Call it before torch is imported: OpenMP's threads then soon sleep when they wait, unless the user says otherwise.
+    """Call it before torch is imported: waiting OpenMP threads then soon sleep, unless the user says otherwise.
 
     By default GNU's spin for milliseconds, which is ruinous beside other work on the same cores: with 18 processes on 2
     cores, 32 users of the fixture model had not ended after 120 s; asleep at once they took 2.6 s. But waking costs as
