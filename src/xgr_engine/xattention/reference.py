@@ -43,7 +43,7 @@ def beam_attention(
     out = torch.empty_like(q)
     for first, stop in _groups(lengths, lines=q.shape[1] * q.shape[2]):
         users = slice(first, stop)
-        prompt = _padded(prompt_start[first:stop].long(), lengths[first:stop])
+        prompt = _padded(prompt_start[first:stop].long(), lengths[first:stop], len(prompt_k))
         out[users] = _attend(q[users], prompt_k, prompt_v, prompt, gen_k[users], gen_v[users], ancestors[users], scale)
     return out
 
@@ -59,12 +59,12 @@ def _groups(lengths: list[int], lines: int) -> list[tuple[int, int]]:
     return [*groups, (first, len(lengths))] if lengths else []
 
 
-def _padded(start: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Prompt rows [U, longest] of each user, and where they are padding (there the last row is repeated)."""
+def _padded(start: Tensor, lengths: list[int], total: int) -> tuple[Tensor, Tensor]:
+    """Prompt rows [U, longest] of each user, all below ``total``, and where they are padding (any row stands there)."""
     length = torch.tensor(lengths, device=start.device)[:, None]
     place = torch.arange(max(lengths), device=start.device)
     rows = start[:, None] + torch.minimum(place, length - 1).clamp_min_(0)
-    return rows, place >= length
+    return rows.clamp_max_(total - 1), place >= length
 
 
 def _attend(
@@ -90,6 +90,8 @@ def _attend(
     logits = torch.matmul(stacked, keys).mul_(scale)
     if padding.any():
         logits = logits.masked_fill_(padding[:, None, None, :], -torch.inf)
+        # their weight is 0, but 0 * NaN is NaN: a user without a prompt has no valid row to repeat
+        values = values.masked_fill(padding[:, None, :, None], 0)
     length = logits.shape[-1]
     logits = logits.view(users, kv_heads, rows, group, length)
     absent = (ancestors < 0)[:, None, :, None, :]
