@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_vs_transformers.py --data DIR [--threads 2] [--beams 50,256] [--out F.json]
 
-DIR holds ``catalog.index.json``, ``qwen3/`` and ``golden_qwen3.json`` (tests/README.md says what they are). Every
-measurement is a child process of its own, the two kinds take turns, and transformers runs at each of its batch sizes;
-the best one counts. The lists are compared before any number is printed: same SIDs, scores within 1e-4, order equal
-but for ties. K = W here, the worst case for this engine; ``--top-k 50`` shows the default list length as well.
+DIR holds ``catalog.index.json``, ``qwen3/`` and ``golden_qwen3.json`` (index, checkpoint and lists of transformers).
+Every measurement is a child process of its own, the two kinds take turns, and transformers runs at each of its batch
+sizes; the best one counts. The lists are compared before any number is printed: same SIDs, scores within 1e-4, order
+equal but for ties. K = W is the worst case for this engine; K = 50, the default, stands beside it.
 """
 
 from __future__ import annotations

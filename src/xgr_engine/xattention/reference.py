@@ -101,8 +101,8 @@ def _attend(
         own = torch.matmul(query, own_k).mul_(scale)
         logits = torch.cat([logits, own.masked_fill_(absent, -torch.inf)], dim=-1)
     weights = torch.softmax(logits, dim=-1)
-    if not (length and padding.numel() and not padding[:, 0].any()):  # a user without a prompt: maybe without any key
-        weights = weights.nan_to_num_(0.0)
+    if length == 0 or padding[:, 0].any():  # a user without a prompt: rows without any key get zeros
+        weights = weights.masked_fill((logits == -torch.inf).all(dim=-1, keepdim=True), 0)
     shared = weights[..., :length].reshape(users, kv_heads, rows * group, length)
     mixed = torch.matmul(shared, values).view(users, kv_heads, rows, group, dim)
     if ancestors.shape[-1]:
