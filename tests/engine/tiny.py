@@ -26,7 +26,7 @@ TINY = ModelSpec(
     num_layers=2,
     num_heads=4,
     num_kv_heads=2,
-    head_dim=8,
+    head_dim=16,  # the least that a GPU's tensor cores multiply
     intermediate_size=24,
     rms_eps=1e-6,
     rope=RopeSpec(theta=10000.0),
@@ -35,6 +35,7 @@ TINY = ModelSpec(
     qk_norm=True,
     dtype="float32",
 )
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS = [{code: TEXT_TOKENS + level * CODES + code for code in range(CODES)} for level in range(LEVELS)]
 
 
@@ -72,13 +73,15 @@ def save_weights(weights: Weights, path: Path) -> Path:
 
 
 class TinyWorld:
-    """One random model, ready for the engine and the oracle."""
+    """One random model, ready for the engine (on the GPU where there is one) and the oracle (on the CPU)."""
 
     def __init__(self, folder: Path, spec: ModelSpec = TINY, seed: int = 0, scale: float = 0.3) -> None:
         weights = random_weights(spec, seed, scale)
         self.naive = NaiveModel(spec, weights)
         self.spec = spec
-        self.model, self.head = load_model(spec, save_weights(weights, folder / f"weights{seed}.safetensors"))
+        self.model, self.head = load_model(
+            spec, save_weights(weights, folder / f"weights{seed}.safetensors"), DEVICE
+        )
 
     def recommender(self, catalog: TinyCatalog, options: SearchOptions, **more: object) -> Recommender:
         return Recommender(self.model, self.head, catalog.trie, token_table(), options, **more)  # type: ignore[arg-type]

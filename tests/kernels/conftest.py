@@ -18,6 +18,6 @@ def device() -> str:
 @pytest.fixture
 def poisoned_memory():
     """``torch.empty`` gives NaN, so that a result nobody wrote is seen."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # a GPU has operators without such a form
     yield
     torch.use_deterministic_algorithms(False)
