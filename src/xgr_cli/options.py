@@ -15,7 +15,7 @@ every command by ``xgr_cli.command`` and must not be declared again. The functio
 
 Every option has an environment variable, ``XGR_`` and its name: ``--top-k`` has ``XGR_TOP_K``. Where options of
 different commands mean the same thing they share one, given with ``env``: ``build-vocab --out`` is ``XGR_VOCAB``, the
-place where ``recommend --vocab`` looks.
+place where ``recommend --vocab`` looks. Options that mean the same in several commands are declared here once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xgr_cli.settings import load_config
+from xgr_engine.options import HistoryFormat, ListText, ScoreOver
 
 ENV_PREFIX = "XGR_"
 GENERAL_PANEL = "General"
+INPUT_PANEL = "Input"
+SEARCH_PANEL = "Search"
+MACHINE_PANEL = "Machine"
 
 ColorMode = Literal["auto", "always", "never"]
 LogFormat = Literal["text", "json"]
@@ -104,6 +108,32 @@ LogEvery = Annotated[
         metavar="SECONDS",
     ),
 ]
+
+# ---- of several commands --------------------------------------------------------------------------------------------
+
+
+def _history_format(**more: Any) -> Any:
+    return option("--history-format", help="what the history column holds", panel=INPUT_PANEL, **more)
+
+
+def _list_text(**more: Any) -> Any:
+    help = "lists are stored as text of this kind; nothing is evaluated"
+    return option("--list-text", help=help, panel=INPUT_PANEL, **more)
+
+
+# How the options of `xgr eval` that default to what the measured run was told show their default.
+OF_THE_RUN = "the run's"
+
+HistoryColumn = Annotated[str, option("--history-col", help="list column, oldest item first", panel=INPUT_PANEL)]
+HistoryFormatOption = Annotated[HistoryFormat, _history_format()]
+HistoryFormatOfRun = Annotated[HistoryFormat | None, _history_format(show_default=OF_THE_RUN)]
+ListTextOption = Annotated[ListText | None, _list_text()]
+ListTextOfRun = Annotated[ListText | None, _list_text(show_default=OF_THE_RUN)]
+ScoreOverOption = Annotated[
+    ScoreOver, option("--score-over", help="what a level's softmax runs over", panel=SEARCH_PANEL)
+]
+Device = Annotated[str, option("--device", help="auto, cpu, cuda or cuda:N", panel=MACHINE_PANEL)]
+Threads = Annotated[int | None, option("--threads", help="CPU threads", panel=MACHINE_PANEL, min=1)]
 
 # Name of the wrapper's keyword -> (type, default); see xgr_cli.command.
 SHARED_OPTIONS: dict[str, tuple[Any, object]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,10 @@ from xgr_engine.job.engine import (
 )
 from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.input_formats import Rows
-from xgr_engine.job.options import HistoryFormat, HistoryOptions, parse_memory
+from xgr_engine.job.options import HistoryOptions, parse_memory
 from xgr_engine.job.output import ItemColumns, all_rejects, nested_table
 from xgr_engine.job.prompts import Prepared, Reject, make_prompt_maker
-from xgr_engine.options import Collisions, ScoreOver, SearchOptions
+from xgr_engine.options import Collisions, HistoryFormat, OnEmpty, OnUnknown, ScoreOver, SearchOptions
 from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep
 from xgr_engine.xschedule.results import Ranked
 from xgr_engine.xschedule.worker import compute_batches
@@ -122,8 +122,8 @@ class Recommender:
         exclude: Sequence[Sequence[Any] | None] | None = None,
         history_format: HistoryFormat = "items",
         max_history: int | None = None,
-        on_unknown: Literal["drop", "reject", "fail"] = "drop",
-        on_empty: Literal["template", "reject"] = "reject",
+        on_unknown: OnUnknown = "drop",
+        on_empty: OnEmpty = "reject",
         score_over: ScoreOver = "vocab",
         collisions: Collisions = "all",
         item_cols: Sequence[str] = (),

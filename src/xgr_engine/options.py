@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from xgr_engine.errors import UsageError
 
+if TYPE_CHECKING:  # the command line reads the choices below before it needs numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
 ScoreOver = Literal["vocab", "level", "allowed"]
 Collisions = Literal["all", "first"]
+HistoryFormat = Literal["items", "sids", "tokens", "prompt"]
+ListText = Literal["json", "python"]
+OnUnknown = Literal["drop", "reject", "fail"]
+OnEmpty = Literal["template", "reject"]
+OnError = Literal["reject", "fail"]
+Layout = Literal["nested", "long"]
 
 
 def check_whole(option: str, value: object) -> None:
     """Raises UsageError unless the value is an integer, Python's or numpy's."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"{option} {value}: must be a whole number")
+
+
+def check_choice(option: str, value: object, choices: Any) -> None:
+    """Raises UsageError unless the value is one of a ``Literal``'s."""
+    if value not in get_args(choices):
+        raise UsageError(f"{option} {value}: must be one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True)
@@ -48,12 +62,8 @@ class SearchOptions:
                 why="a search that keeps W prefixes can promise at most W results",
                 hint=f"use --beam {self.top_k} or more, or a smaller --top-k",
             )
-        for name, value, allowed in (
-            ("--score-over", self.score_over, ("vocab", "level", "allowed")),
-            ("--collisions", self.collisions, ("all", "first")),
-        ):
-            if value not in allowed:
-                raise UsageError(f"{name} {value}: must be one of {', '.join(allowed)}")
+        check_choice("--score-over", self.score_over, ScoreOver)
+        check_choice("--collisions", self.collisions, Collisions)
 
 
 @dataclass(frozen=True)

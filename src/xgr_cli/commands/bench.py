@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from xgr_cli.bench_views import show_bench, show_comparison
-from xgr_cli.options import LogEvery, argument, option
+from xgr_cli.options import (
+    INPUT_PANEL,
+    SEARCH_PANEL,
+    Device,
+    HistoryColumn,
+    HistoryFormatOption,
+    LogEvery,
+    ScoreOverOption,
+    Threads,
+    argument,
+    option,
+)
 from xgr_cli.output import Output, jsonable
 from xgr_cli.progress import make_progress
 from xgr_engine.errors import UsageError
@@ -30,7 +41,8 @@ EXAMPLES = (
     "xgr bench compare before.json after.json --fail-over 5%",
 )
 
-_WORK, _SEARCH, _MEASURE, _REPORT, _COMPARE = "Workload", "Search", "Measurement", "Report", "Compare"
+_INPUT, _SEARCH = INPUT_PANEL, SEARCH_PANEL
+_WORK, _MEASURE, _REPORT, _COMPARE = "Workload", "Measurement", "Report", "Compare"
 
 
 def bench(
@@ -48,18 +60,15 @@ def bench(
         option("--geometry", help="model sizes for random weights: a,b", panel=_WORK, show_default="fits the machine"),
     ] = None,
     model: Annotated[
-        Path | None, option("--model", help="model directory of xgr convert", panel=_WORK, env="XGR_BENCH_MODEL")
+        Path | None, option("--model", help="model directory of xgr convert", panel=_INPUT, env="XGR_BENCH_MODEL")
     ] = None,
-    vocab: Annotated[Path | None, option("--vocab", help="its vocabulary", panel=_WORK, env="XGR_BENCH_VOCAB")] = None,
+    vocab: Annotated[Path | None, option("--vocab", help="its vocabulary", panel=_INPUT, env="XGR_BENCH_VOCAB")] = None,
     inputs: Annotated[
         list[str] | None,
-        option("--in", help="users whose histories become the prompts", panel=_WORK, show_default="synthetic"),
+        option("--in", help="users whose histories become the prompts", panel=_INPUT, show_default="synthetic"),
     ] = None,
-    history_col: Annotated[str, option("--history-col", help="list column of --in", panel=_WORK)] = "history",
-    history_format: Annotated[
-        Literal["items", "sids", "tokens", "prompt"],
-        option("--history-format", help="what the history column holds", panel=_WORK),
-    ] = "items",
+    history_col: HistoryColumn = "history",
+    history_format: HistoryFormatOption = "items",
     items: Annotated[str | None, option("--items", help="items of the synthetic catalog: 1e6", panel=_WORK)] = None,
     codes: Annotated[str | None, option("--codes", help="its code space", panel=_WORK, metavar="CODESxLEVELS")] = None,
     context: Annotated[str | None, option("--context", help="prompt tokens: N,N,...", panel=_WORK)] = None,
@@ -72,10 +81,7 @@ def bench(
         int | None,
         option("--top-k", help="SIDs a user (K <= W)", panel=_SEARCH, min=1, show_default="50, in presets W"),
     ] = None,
-    score_over: Annotated[
-        Literal["vocab", "level", "allowed"],
-        option("--score-over", help="what a level's softmax runs over", panel=_SEARCH),
-    ] = "vocab",
+    score_over: ScoreOverOption = "vocab",
     baselines: Annotated[
         str | None,
         option(
@@ -100,8 +106,8 @@ def bench(
         float | None, option("--time-limit", help="begin no further part after so many seconds", panel=_MEASURE)
     ] = None,
     seed: Annotated[int, option("--seed", help="of weights, catalog and prompts", panel=_MEASURE, min=0)] = 0,
-    device: Annotated[str, option("--device", help="auto, cpu, cuda or cuda:N", panel=_MEASURE)] = "auto",
-    threads: Annotated[int | None, option("--threads", help="CPU threads", panel=_MEASURE, min=1)] = None,
+    device: Device = "auto",
+    threads: Threads = None,
     html: Annotated[Path | None, option("--html", help="write a report to open in a browser", panel=_REPORT)] = None,
     out: Annotated[
         Path | None,

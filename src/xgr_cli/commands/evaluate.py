@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from xgr_cli.options import option
+from xgr_cli.options import INPUT_PANEL, OF_THE_RUN, HistoryFormatOfRun, ListTextOfRun, option
 from xgr_cli.output import Output
 from xgr_engine.errors import UsageError
 
@@ -20,7 +20,7 @@ EXAMPLES = (
     "xgr eval --recs recs --truth tomorrow.parquet --user-col customer --k 10,50 --json",
 )
 
-_INPUT, _FIGURES = "Input", "Figures"
+_INPUT, _FIGURES = INPUT_PANEL, "Figures"
 
 
 def evaluate(
@@ -40,25 +40,19 @@ def evaluate(
             "--vocab",
             help="vocabulary for SIDs and coverage; 'none' goes without",
             panel=_INPUT,
-            show_default="the run's",
+            show_default=OF_THE_RUN,
             metavar="PATH|none",
         ),
     ] = None,
     user_col: Annotated[
-        str | None, option("--user-col", help="column that tells the users", panel=_INPUT, show_default="the run's")
+        str | None, option("--user-col", help="column that tells the users", panel=_INPUT, show_default=OF_THE_RUN)
     ] = None,
     history_col: Annotated[
         str | None,
-        option("--history-col", help="history in the truth file, if any", panel=_INPUT, show_default="the run's"),
+        option("--history-col", help="history in the truth file, if any", panel=_INPUT, show_default=OF_THE_RUN),
     ] = None,
-    history_format: Annotated[
-        Literal["items", "sids", "tokens", "prompt"] | None,
-        option("--history-format", help="what the history holds", panel=_INPUT, show_default="the run's"),
-    ] = None,
-    list_text: Annotated[
-        Literal["json", "python"] | None,
-        option("--list-text", help="lists are stored as text of this kind", panel=_INPUT, show_default="the run's"),
-    ] = None,
+    history_format: HistoryFormatOfRun = None,
+    list_text: ListTextOfRun = None,
     align: Annotated[
         Literal["auto", "position", "user"],
         option("--align", help="match rows of output and truth by position or by user", panel=_INPUT),

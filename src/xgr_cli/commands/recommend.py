@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from xgr_cli.options import LogEvery, option
+from xgr_cli.options import (
+    INPUT_PANEL,
+    MACHINE_PANEL,
+    SEARCH_PANEL,
+    Device,
+    HistoryColumn,
+    HistoryFormatOption,
+    ListTextOption,
+    LogEvery,
+    ScoreOverOption,
+    Threads,
+    option,
+)
 from xgr_cli.output import Output
 from xgr_cli.progress import make_progress
 from xgr_cli.signals import stop_on_signals
 from xgr_engine.errors import UsageError
+from xgr_engine.options import Collisions, Layout, OnEmpty, OnError, OnUnknown
 
 if TYPE_CHECKING:
     from xgr_engine.job.options import RecommendOptions
@@ -29,8 +42,8 @@ EXAMPLES = (
     "xgr recommend --in users.csv --history-format sids --list-text python --dry-run",
 )
 
-_INPUT, _FILTER, _SEARCH, _OUTPUT, _MACHINE = "Input", "Filters", "Search", "Output", "Machine"
-_OPERATION = "Operation"
+_INPUT, _SEARCH, _MACHINE = INPUT_PANEL, SEARCH_PANEL, MACHINE_PANEL
+_FILTER, _OUTPUT, _OPERATION = "Filters", "Output", "Operation"
 
 
 def recommend(
@@ -49,26 +62,18 @@ def recommend(
         str, option("--out", help="output directory, or s3://bucket/folder", panel=_OUTPUT, env="XGR_RECS")
     ] = "recs",
     user_col: Annotated[str, option("--user-col", help="column copied to the output", panel=_INPUT)] = "user_id",
-    history_col: Annotated[
-        str, option("--history-col", help="list column, oldest item first", panel=_INPUT)
-    ] = "history",
-    history_format: Annotated[
-        Literal["items", "sids", "tokens", "prompt"],
-        option("--history-format", help="what the history column holds", panel=_INPUT),
-    ] = "items",
-    list_text: Annotated[
-        Literal["json", "python"] | None,
-        option("--list-text", help="lists are stored as text of this kind; nothing is evaluated", panel=_INPUT),
-    ] = None,
+    history_col: HistoryColumn = "history",
+    history_format: HistoryFormatOption = "items",
+    list_text: ListTextOption = None,
     max_history: Annotated[
         int | None, option("--max-history", help="newest whole items in the prompt", panel=_INPUT, min=1)
     ] = None,
     on_unknown: Annotated[
-        Literal["drop", "reject", "fail"],
+        OnUnknown,
         option("--on-unknown", help="an id that the catalog lacks: drop it, reject the row, fail", panel=_INPUT),
     ] = "drop",
     on_empty: Annotated[
-        Literal["template", "reject"],
+        OnEmpty,
         option("--on-empty", help="no known item: prompt without items, or reject the row", panel=_INPUT),
     ] = "reject",
     limit: Annotated[int | None, option("--limit", help="only the first rows", panel=_INPUT, min=1)] = None,
@@ -108,16 +113,13 @@ def recommend(
         str | None,
         option("--diversify", help="brand=2: at most 2 items of one brand in a list", panel=_FILTER),
     ] = None,
-    score_over: Annotated[
-        Literal["vocab", "level", "allowed"],
-        option("--score-over", help="what a level's softmax runs over", panel=_SEARCH),
-    ] = "vocab",
+    score_over: ScoreOverOption = "vocab",
     collisions: Annotated[
-        Literal["all", "first"],
+        Collisions,
         option("--collisions", help="items of a shared SID: all, or the first this user may get", panel=_SEARCH),
     ] = "all",
     layout: Annotated[
-        Literal["nested", "long"],
+        Layout,
         option("--layout", help="one row a user, or one row a recommendation", panel=_OUTPUT),
     ] = "nested",
     keep: Annotated[
@@ -142,14 +144,14 @@ def recommend(
         str, option("--max-rejects", help="rejected rows that are accepted: 100 or 1%; more exit 3", panel=_OUTPUT)
     ] = "1%",
     on_error: Annotated[
-        Literal["reject", "fail"],
+        OnError,
         option("--on-error", help="a row that makes the engine raise: reject it, or fail", panel=_OUTPUT),
     ] = "reject",
     dry_run: Annotated[
         bool, option("--dry-run", help="check everything, plan shards and memory, write nothing", panel=_OUTPUT)
     ] = False,
-    device: Annotated[str, option("--device", help="auto, cpu, cuda or cuda:N", panel=_MACHINE)] = "auto",
-    threads: Annotated[int | None, option("--threads", help="CPU threads", panel=_MACHINE, min=1)] = None,
+    device: Device = "auto",
+    threads: Threads = None,
     max_memory: Annotated[
         str | None,
         option("--max-memory", help="memory for a batch, weights not counted: 2GB", panel=_MACHINE),

@@ -6,15 +6,21 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any
 
 from xgr_engine.errors import UsageError
 from xgr_engine.job.filter_options import FilterOptions, parse_matches
-from xgr_engine.options import SearchOptions, check_whole
-
-HistoryFormat = Literal["items", "sids", "tokens", "prompt"]
-ListText = Literal["json", "python"]
-Layout = Literal["nested", "long"]
+from xgr_engine.options import (
+    HistoryFormat,
+    Layout,
+    ListText,
+    OnEmpty,
+    OnError,
+    OnUnknown,
+    SearchOptions,
+    check_choice,
+    check_whole,
+)
 
 # Options that cannot change what is written. Everything else is part of the fingerprint; a test enforces that a new
 # option is either in the fingerprint or named here. Paths of inputs, model, vocabulary and item files are named here
@@ -40,12 +46,6 @@ NOT_IN_FINGERPRINT = frozenset(
         "slo_ms",
     }
 )
-
-
-def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        names = ", ".join(str(name) for name in allowed if name is not None)
-        raise UsageError(f"{option} {value}: must be one of {names}")
 
 
 def _at_least_1(option: str, value: int | None) -> None:
@@ -83,8 +83,8 @@ class HistoryOptions:
     history_format: HistoryFormat = "items"
     list_text: ListText | None = None
     max_history: int | None = None
-    on_unknown: Literal["drop", "reject", "fail"] = "drop"
-    on_empty: Literal["template", "reject"] = "reject"
+    on_unknown: OnUnknown = "drop"
+    on_empty: OnEmpty = "reject"
     exclude_seen: bool = False
     exclude_col: str | None = None
     match: tuple[str, ...] = ()
@@ -94,10 +94,11 @@ class HistoryOptions:
     def __post_init__(self) -> None:
         if not self.paths:
             raise UsageError("no input given", hint="name at least one file, glob or directory with --in")
-        _one_of("--history-format", self.history_format, ("items", "sids", "tokens", "prompt"))
-        _one_of("--list-text", self.list_text, (None, "json", "python"))
-        _one_of("--on-unknown", self.on_unknown, ("drop", "reject", "fail"))
-        _one_of("--on-empty", self.on_empty, ("template", "reject"))
+        check_choice("--history-format", self.history_format, HistoryFormat)
+        if self.list_text is not None:
+            check_choice("--list-text", self.list_text, ListText)
+        check_choice("--on-unknown", self.on_unknown, OnUnknown)
+        check_choice("--on-empty", self.on_empty, OnEmpty)
         _at_least_1("--max-history", self.max_history)
         _at_least_1("--limit", self.limit)
         parse_matches(self.match)
@@ -180,13 +181,13 @@ class RecommendOptions:
     max_memory: int | None = None
     slo_ms: float | None = None
     max_rejects: str = "1%"
-    on_error: Literal["reject", "fail"] = "reject"
+    on_error: OnError = "reject"
     fresh: bool = False
     operation: OperationOptions = field(default_factory=OperationOptions)
 
     def __post_init__(self) -> None:
-        _one_of("--layout", self.layout, ("nested", "long"))
-        _one_of("--on-error", self.on_error, ("reject", "fail"))
+        check_choice("--layout", self.layout, Layout)
+        check_choice("--on-error", self.on_error, OnError)
         _at_least_1("--shard-rows", self.shard_rows)
         _at_least_1("--threads", self.threads)
         if self.slo_ms is not None and not self.slo_ms > 0:

@@ -32,6 +32,7 @@ from xgr_engine.metrics.ranking import UNKNOWN, IntArray, Lists, metric_names, r
 from xgr_engine.metrics.recs import RecChunk, Recommendations, open_recommendations
 from xgr_engine.metrics.report import Tally
 from xgr_engine.metrics.truth import Truth, read_truth, truth_files
+from xgr_engine.options import HistoryFormat, ListText
 
 NO_VOCABULARY = "none"
 
@@ -63,8 +64,8 @@ class EvalOptions:
     vocab: str | None = None
     user_col: str | None = None
     history_col: str | None = None
-    history_format: Literal["items", "sids", "tokens", "prompt"] | None = None
-    list_text: Literal["json", "python"] | None = None
+    history_format: HistoryFormat | None = None
+    list_text: ListText | None = None
     align: Literal["auto", "position", "user"] = "auto"
     resamples: int = bootstrap.DEFAULT_RESAMPLES
     seed: int = 0

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from xgr_engine.job.filesystems import InputPath
 from xgr_engine.job.manifest import is_damaged, read_manifest
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.resume import PART_KEY
+from xgr_engine.options import ListText
 
 CHUNK_ROWS = 32_768
 
@@ -69,7 +70,7 @@ class RunInfo:
     user_col: str = "user_id"
     history_col: str = "history"
     history_format: str = "items"
-    list_text: Literal["json", "python"] | None = None
+    list_text: ListText | None = None
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> RunInfo:
