@@ -79,9 +79,7 @@ class TinyWorld:
         weights = random_weights(spec, seed, scale)
         self.naive = NaiveModel(spec, weights)
         self.spec = spec
-        self.model, self.head = load_model(
-            spec, save_weights(weights, folder / f"weights{seed}.safetensors"), DEVICE
-        )
+        self.model, self.head = load_model(spec, save_weights(weights, folder / f"weights{seed}.safetensors"), DEVICE)
 
     def recommender(self, catalog: TinyCatalog, options: SearchOptions, **more: object) -> Recommender:
         return Recommender(self.model, self.head, catalog.trie, token_table(), options, **more)  # type: ignore[arg-type]

@@ -111,7 +111,9 @@ def test_the_search_of_fixed_shapes_starts_at_the_same_roots(world: TinyWorld) -
         cache = world.model.new_cache(pack.cache_tokens, 4, setup.slots)
         hidden = world.model.prefill(pack, cache)
         expected = HostSearch(setup, rows_at_once=0).run(hidden, cache, dead)
-        got = DeviceSearch(setup, users=4).run(hidden, cache, dead, torch.ones(4, dtype=torch.bool, device=hidden.device))
+        got = DeviceSearch(setup, users=4).run(
+            hidden, cache, dead, torch.ones(4, dtype=torch.bool, device=hidden.device)
+        )
     for user in range(4):
         mine, theirs = (
             {int(leaf): float(s) for leaf, s in zip(o.leaf[user], o.score[user], strict=True) if s > -torch.inf}

@@ -81,7 +81,12 @@ def test_rows_of_one_user_are_stored_as_the_kernels_read_them(world: TinyWorld) 
             pack = PackedPrompts.of(random_prompts(0, [5]), world.model.device)
             cache = world.model.new_cache(pack.cache_tokens, 1, setup.slots)
             hidden = world.model.prefill(pack, cache)
-            device.run(hidden, cache, DeadNodes.none(3, 1, world.model.device), torch.ones(1, dtype=torch.bool, device=hidden.device))
+            device.run(
+                hidden,
+                cache,
+                DeadNodes.none(3, 1, world.model.device),
+                torch.ones(1, dtype=torch.bool, device=hidden.device),
+            )
     finally:
         world.model.decode = decode  # type: ignore[method-assign]
     assert len(seen) == 2

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from xgr_engine.search.capture import capturing
+
 
 def call_ms(calls: Sequence[Callable[[], object]], device: torch.device, seconds: float = 0.3) -> float:
     """Median milliseconds of one of ``calls``, which run one after the other.
@@ -24,7 +26,7 @@ def call_ms(calls: Sequence[Callable[[], object]], device: torch.device, seconds
             call()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         for call in calls:
             call()
     begin, rounds = time.perf_counter(), 0

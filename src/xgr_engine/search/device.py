@@ -49,13 +49,15 @@ class DeviceSearch:
         beams = Beams.root(users, hidden.device, dead.root)
         beams.score.masked_fill_(~present[:, None], -torch.inf)
         pool = Finished.empty(users, hidden.device)
-        finite = hidden.isfinite().all()
+        finite = _finite(hidden, beams)
         free_slot = 0
         for depth, level in enumerate(setup.levels):
             if depth:
                 hidden = setup.model.decode(self._rows(beams, cache, depth), cache)
-                finite = finite & hidden.isfinite().all()
+                finite = finite & _finite(hidden, beams)
             logits = Logits(*setup.head.level_scores(hidden, depth, setup.options.score_over))
+            if logits.normaliser is not None:
+                finite = finite & _finite(logits.normaliser, beams)
             work = self._workspaces[depth]
             step = self.step(beams, level, logits, dead.inner[depth], dead.leaves, work)
             normaliser = step.expand()
@@ -68,7 +70,7 @@ class DeviceSearch:
             beams = step.select(normaliser, rows, leaves=False, own_slot=free_slot).beams
             free_slot += rows
         score = score_suffix(setup, pool, cache, free_slot) if setup.score_suffix else pool.score
-        return Outcome(pool.leaf, score, finite)
+        return Outcome(pool.leaf, score, finite & ~score.isnan().any())
 
     def _rows(self, beams: Beams, cache: KVCache, depth: int) -> Rows:
         """Every row of the grid, dead ones too: they compute something that nothing reads."""
@@ -95,3 +97,9 @@ class DeviceSearch:
             ancestors=beams.ancestors,
         )
         return new if pool.leaf.shape[1] == 0 else merge_finished(pool, new, self.setup.options.beam)
+
+
+def _finite(values: Tensor, beams: Beams) -> Tensor:
+    """Whether the values [U * R, ...] of rows with a live prefix are numbers; those of dead rows mean nothing."""
+    dead = beams.score.flatten() == -torch.inf
+    return (values.isfinite().view(len(values), -1).all(1) | dead).all()

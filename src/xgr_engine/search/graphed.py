@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from xgr_engine.search.capture import capturing
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.exclusions import NO_NODE
@@ -124,7 +125,7 @@ class GraphedSearch:
             search.run(inputs, self.cache, dead, present)
         torch.cuda.current_stream(hidden.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with capturing(graph, self._pool):
             outcome = search.run(inputs, self.cache, dead, present)
         captured = _Captured(graph, inputs, dead, present, outcome, search)
         self._graphs[places, width] = captured

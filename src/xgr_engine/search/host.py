@@ -57,7 +57,7 @@ class HostSearch:
         score = batch.pool.score
         if self.setup.score_suffix:
             score = score_suffix(self.setup, batch.pool, cache, batch.free_slot)
-        return Outcome(batch.pool.leaf, score, batch.finite)
+        return Outcome(batch.pool.leaf, score, batch.finite & ~score.isnan().any())
 
 
 class _Batch:
@@ -127,7 +127,7 @@ class _Batch:
         """Logits [N, C_level] and normaliser [N] of the chosen rows, in row-major order."""
         head, over = self.setup.head, self.setup.options.score_over
         if depth == 0:
-            return head.level_scores(self.hidden, depth, over)
+            return self._checked(*head.level_scores(self.hidden, depth, over))
         user, row = chosen.nonzero(as_tuple=True)
         grid_row, ancestors = row, beams.ancestors
         if self.rows_at_once:  # a narrower grid: attention must not pay for rows that are not computed
@@ -143,7 +143,13 @@ class _Batch:
         )
         hidden = self.setup.model.decode(rows, self.cache)
         self.finite = self.finite & hidden.isfinite().all()
-        return head.level_scores(hidden, depth, over)
+        return self._checked(*head.level_scores(hidden, depth, over))
+
+    def _checked(self, logits: Tensor, normaliser: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The same; a normaliser that is no number (a broken row of the head) is remembered."""
+        if normaliser is not None:
+            self.finite = self.finite & normaliser.isfinite().all()
+        return logits, normaliser
 
 
 def _best_rows(beams: Beams, waiting: Tensor, count: int) -> Tensor:

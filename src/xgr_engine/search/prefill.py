@@ -15,6 +15,7 @@ from torch import Tensor
 
 from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.search.capture import capturing
 from xgr_engine.xattention.cache import KVCache
 
 _GRAPHS_KEPT = 8
@@ -68,7 +69,8 @@ class GraphedPrefill:
         places = torch.arange(size, device=device)
         pack = PackedPrompts(
             tokens=torch.zeros_like(places),
-            positions=places,
+            # padding may reach beyond the last position that the rotary table has
+            positions=places.clamp_max(self.model.spec.max_context - 1),
             prefix=0,
             lengths=[size],
             query_start=[0, size],
@@ -80,7 +82,7 @@ class GraphedPrefill:
         graph = torch.cuda.CUDAGraph()
         with self.model.ops.prefill_scope():
             self.model.fill(pack, self.cache)  # compiles, and lets libraries allocate
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with capturing(graph):
                 hidden = self.model.fill(pack, self.cache)
         self._graphs[size] = _Captured(graph, pack, hidden)
         return self._graphs[size]

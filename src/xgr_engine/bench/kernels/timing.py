@@ -23,6 +23,7 @@ from torch import Tensor
 
 from xgr_engine.bench.kernels import paged_triton, staged_triton
 from xgr_engine.bench.kernels.paged_triton import VARIANTS, PagedTiles
+from xgr_engine.search.capture import capturing
 from xgr_engine.xattention import reference
 from xgr_engine.xattention.triton import beam_attention
 
@@ -157,7 +158,7 @@ def median_ms(calls: list[Callable[[], object]], *, repeats: int = 5, least_ms: 
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capturing(graph):
         for call in calls:
             call()
 

@@ -109,9 +109,10 @@ def score_kernel(
             value -= tl.load(normaliser + source, mask=live, other=0.0)
         else:
             value -= tl.load(normaliser + line, mask=live, other=0.0)
+        live = live & (value == value)  # asked before the minimum, which on a GPU makes 0 of a NaN
         value = tl.load(score + line, mask=live, other=0.0) + tl.minimum(value, 0.0)
         value = tl.where(value == 0.0, 0.0, value)  # one zero: the bits are compared
-        value = tl.where(live & (value == value), value, float("-inf"))
+        value = tl.where(live, value, float("-inf"))
         tl.store(scores + user * capacity + place, value, mask=ok)
         block = tl.max(tl.reshape(value, (TILE // GROUP, GROUP)), 1)
         number = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
