@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xgr_engine.catalog.vocabulary import load_vocabulary
-from xgr_engine.system import machine
+from xgr_engine.system import gpus, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "build_vocab.json"
@@ -182,7 +182,7 @@ def main() -> None:
         "date": datetime.now(UTC).date().isoformat(),
         "commit": git_commit(),
         "cores_used": len(cores),
-        "machine": asdict(machine()),
+        "machine": asdict(machine(gpus(with_torch=False))),
         "sizes": sizes,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep  # noqa: E402
+from xgr_engine.system import cpu_name, keep_few_kernels, let_waiting_threads_sleep  # noqa: E402
 
 ROUNDS = 3
 USERS = {"xgr": {50: 192, 256: 96}, "transformers": {50: 8, 256: 4}}
@@ -61,11 +61,6 @@ def main() -> int:
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     return int(not all(row["equal"] for row in rows))
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def prepare(data: Path, folder: Path) -> None:

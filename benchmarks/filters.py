@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from xgr_engine.bench.workloads import BenchModel, Workload, random_weights, syn
 from xgr_engine.catalog.trie import ItemTrie, build_forest
 from xgr_engine.options import Exclusion, SearchOptions, UserRules
 from xgr_engine.recommender import Recommender
+from xgr_engine.system import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "filters.json"
 SHARES = (0.5, 0.1, 0.01)
@@ -126,7 +126,7 @@ def main() -> None:
     ]
     record = {
         "setting": {**vars(given), "geometry": geometry.name, "codes": f"{geometry.codes}x{geometry.levels}"},
-        "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
+        "machine": {"processor": cpu_name(), "torch": torch.__version__},
         "searches": rows,
     }
     RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

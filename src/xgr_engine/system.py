@@ -70,14 +70,14 @@ class Package:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a manifest records. Versions only of packages that are installed."""
+    """What a manifest records. Versions only of packages that are installed; ``gpus`` is None where nobody asked."""
 
     python: str
     system: str
     cpu: str
     cores: int
     memory_bytes: int
-    gpus: tuple[str, ...]
+    gpus: tuple[str, ...] | None
     versions: dict[str, str]
 
 
@@ -104,16 +104,16 @@ def keep_few_kernels() -> None:
         os.environ.setdefault(variable, "64")
 
 
-def machine(*, with_torch: bool = False) -> Machine:
-    """Machine and versions for a manifest."""
+def machine(found: Gpus | None = None) -> Machine:
+    """Machine and versions for a manifest, with the GPUs that :func:`gpus` found."""
     return Machine(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_name(),
         cores=cores(),
         memory_bytes=memory().total,
-        gpus=tuple(gpu.name for gpu in gpus(with_torch=with_torch).found),
-        versions={name: found for name in ("xgr", *_LIBRARIES) if (found := version(name))},
+        gpus=None if found is None else tuple(gpu.name for gpu in found.found),
+        versions={name: installed for name in ("xgr", *_LIBRARIES) if (installed := version(name))},
     )
 
 

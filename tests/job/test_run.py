@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from job_support import Place, make_vocabulary
 from xgr_engine.errors import HistoryError, OutputExistsError, TooManyRejectsError, UsageError, XgrError
 from xgr_engine.job.run import plan_job
 from xgr_engine.options import SearchOptions
+from xgr_engine.system import cpu_name
 
 
 def test_one_row_a_user_in_input_order_with_the_fixed_schema(place: Place) -> None:
@@ -396,7 +398,9 @@ def test_manifest_says_what_ran(place: Place) -> None:
     assert record["state"] == "done" and record["rows"] == 2 and record["shards"] == 1
     assert record["options"]["histories.exclude_seen"] == {"value": True, "origin": "caller"}
     assert record["inputs"][0]["rows"] == 2 and len(record["inputs"][0]["sha256"]) == 64
-    assert record["environment"]["versions"]["pyarrow"] == pa.__version__
+    environment = record["environment"]
+    assert environment["versions"]["pyarrow"] == pa.__version__ and "gpus" not in environment
+    assert environment["cpu"] == cpu_name() and environment["host"] == platform.node()
     assert {"load", "read", "prepare", "compute", "write", "audit", "total"} <= record["durations"].keys()
     assert not (place.out / "_xgr" / "shards").exists()
     options = dataclasses.replace(place.options(users, exclude_seen=True))

@@ -41,7 +41,7 @@ def doctor(output: Output) -> int:
     record = {
         "ok": not broken,
         "checks": [asdict(check) for check in checks],
-        "machine": asdict(system.machine()),
+        "machine": asdict(system.machine(gpus)),
         "gpus": asdict(gpus),
     }
     rows = [(check.name, check.state, check.found, check.advice) for check in checks]

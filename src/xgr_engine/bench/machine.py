@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from xgr_engine.system import cores, machine
+from xgr_engine.system import cores, gpus, machine
 
 _STAT = Path("/proc/stat")
 _GPU_FIELDS = "clocks.sm,clocks.max.sm,power.draw,temperature.gpu,clocks_event_reasons.active"
@@ -197,7 +197,7 @@ def _busy_seconds() -> float | None:
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Machine and versions for the report."""
-    facts = asdict(machine(with_torch=device.type == "cuda"))
+    facts = asdict(machine(gpus(with_torch=device.type == "cuda")))
     return {
         **facts,
         "device": str(device),

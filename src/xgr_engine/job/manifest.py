@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from xgr_engine.job.commit import commit_text
 from xgr_engine.job.inputs import Inputs
 from xgr_engine.job.options import RecommendOptions, fingerprinted
 from xgr_engine.job.partitions import folder_of
-from xgr_engine.system import version
+from xgr_engine.system import machine
 
 SCHEMA_VERSION = 1
 KIND = "recommendations"
-_LIBRARIES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "safetensors")
 
 
 def fingerprint_fields(options: RecommendOptions, inputs: Inputs, model: str, vocab: str) -> dict[str, Any]:
@@ -92,13 +91,10 @@ def _short(value: Any) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions of what ran, without importing any of it."""
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "machine": platform.node(),
-        "versions": {name: version(name) for name in ("xgr", *_LIBRARIES)},
-    }
+    """The machine and versions of what ran, without importing any of it; the engine's record names the device."""
+    facts = asdict(machine())
+    del facts["gpus"]  # asking the driver takes seconds where it is in trouble
+    return {"host": platform.node(), **facts}
 
 
 def write_manifest(path: Path, record: Mapping[str, Any]) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from xgr_engine.errors import XgrError
 from xgr_engine.job.inputs import Inputs
 from xgr_engine.job.manifest import KIND, SCHEMA_VERSION, environment, fingerprint
 from xgr_engine.job.options import RecommendOptions, flatten
 from xgr_engine.job.resume import Earlier, new_attempt, now
 from xgr_engine.job.stop import Stopped
+from xgr_engine.xschedule.results import percentiles
 
 # What an attempt keeps of the engine's description.
 _ENGINE_FIELDS = ("device", "device_name", "dtype", "implementation", "torch")
@@ -146,18 +145,8 @@ def host_peak_bytes() -> int:
 
 
 def batch_summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """Number of batches and percentiles of their time; no percentiles of nothing."""
-    if not seconds:
-        return {"count": 0}
-    quantiles = np.percentile(np.asarray(seconds), (50, 90, 95, 99, 100))
-    names = ("p50", "p90", "p95", "p99", "max")
-    return {
-        "count": len(seconds),
-        "seconds": {
-            "mean": round(float(np.mean(seconds)), 6),
-            **{name: round(float(value), 6) for name, value in zip(names, quantiles, strict=True)},
-        },
-    }
+    """Number of batches of all attempts, and percentiles of their time."""
+    return {"count": len(seconds), **({"seconds": percentiles(seconds)} if seconds else {})}
 
 
 def plan_record(subject: Subject, out: str, state: str, finished: int) -> dict[str, Any]:

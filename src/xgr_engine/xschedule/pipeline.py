@@ -24,7 +24,7 @@ from xgr_engine.options import Exclusion
 from xgr_engine.xschedule.channel import CancelledError, Channel
 from xgr_engine.xschedule.engines import Engine, IntArray, StagedEngine, numbers
 from xgr_engine.xschedule.latency import LatencyModel
-from xgr_engine.xschedule.results import Ranked
+from xgr_engine.xschedule.results import Ranked, percentiles
 from xgr_engine.xschedule.scheduler import BatchLimits
 from xgr_engine.xschedule.trace import Trace
 from xgr_engine.xschedule.worker import IN_FLIGHT, BatchWorker, Flight, Halving, Window
@@ -124,15 +124,13 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
-        times = np.array(self.batch_seconds)
-        quantiles = {f"p{q}": round(float(np.percentile(times, q)), 6) for q in (50, 90, 99, 100)} if len(times) else {}
         return {
             "seconds": round(self.seconds, 3),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "pieces": self.pieces,
             "batches": self.batches,
             "repeated_prompts": self.repeats,
-            "batch_seconds": quantiles,
+            "batch_seconds": percentiles(self.batch_seconds),
             "starved_seconds": round(self.starved, 3),
             "out_of_memory": [vars(halving) for halving in self.halvings],
             "latency": self.latency,

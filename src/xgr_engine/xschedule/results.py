@@ -40,6 +40,15 @@ class Ranked:
     batch_seconds: tuple[float, ...] = ()
 
 
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, p50, p90, p95, p99 and max of the batches' seconds, for manifests; nothing of no batch."""
+    if not seconds:
+        return {}
+    names = ("p50", "p90", "p95", "p99", "max")
+    found = dict(zip(names, np.percentile(np.asarray(seconds), (50, 90, 95, 99, 100)), strict=True))
+    return {name: round(float(value), 6) for name, value in {"mean": np.mean(seconds), **found}.items()}
+
+
 @dataclass(frozen=True)
 class Distinct:
     """Equal prompts with equal exclusions are one.
