@@ -39,4 +39,4 @@ def test_no_device_allocation_after_the_first_batch(tmp_path: Path, graphs: bool
     for number in range(2, 100):
         batch(number)
     assert allocations() == after_second
-    assert torch.cuda.memory_allocated() == held
+    assert torch.cuda.memory_allocated() <= held  # less where a garbage collection freed what other tests left
