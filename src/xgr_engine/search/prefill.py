@@ -48,6 +48,8 @@ class GraphedPrefill:
         self.cache = cache
         self.capture = capture
         self._graphs: OrderedDict[int, _Captured] = OrderedDict()
+        # one for all sizes: of these graphs, too, only one runs at a time
+        self._pool = torch.cuda.graph_pool_handle() if capture else None
 
     def run(self, pack: PackedPrompts) -> Tensor:
         """The last hidden states [U, H] of a batch. They stand until the next call."""
@@ -82,7 +84,7 @@ class GraphedPrefill:
         graph = torch.cuda.CUDAGraph()
         with self.model.ops.prefill_scope():
             self.model.fill(pack, self.cache)  # compiles, and lets libraries allocate
-            with capturing(graph):
+            with capturing(graph, self._pool):
                 hidden = self.model.fill(pack, self.cache)
         self._graphs[size] = _Captured(graph, pack, hidden)
         return self._graphs[size]
