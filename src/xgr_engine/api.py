@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
-from xgr_engine.errors import UsageError
+from xgr_engine.errors import UsageError, naming_arguments, with_arguments
+from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.engine import (
     Device,
     LoadedEngine,
@@ -24,17 +24,25 @@ from xgr_engine.job.engine import (
     plan_memory,
     resolve_device,
 )
+from xgr_engine.job.filters import ItemFilters
 from xgr_engine.job.histories import HistoryResolver
-from xgr_engine.job.input_formats import Rows
+from xgr_engine.job.in_memory import EXCLUDE, HISTORY, FiltersInMemory, matches, user_rows
 from xgr_engine.job.options import HistoryOptions, parse_memory
 from xgr_engine.job.output import ItemColumns, all_rejects, nested_table
 from xgr_engine.job.prompts import Prepared, Reject, make_prompt_maker
-from xgr_engine.options import Collisions, HistoryFormat, OnEmpty, OnUnknown, ScoreOver, SearchOptions
+from xgr_engine.options import (
+    Collisions,
+    HistoryFormat,
+    OnEmpty,
+    OnError,
+    OnUnknown,
+    ScoreOver,
+    SearchOptions,
+    check_choice,
+)
 from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep
 from xgr_engine.xschedule.results import Ranked
 from xgr_engine.xschedule.worker import compute_batches
-
-_HISTORY, _EXCLUDE = "history", "exclude"
 
 
 class Recommendation(NamedTuple):
@@ -91,25 +99,34 @@ def load(
         raise UsageError(f"threads {threads}: must be at least 1")
     let_waiting_threads_sleep()
     keep_few_kernels()
-    vocabulary = load_vocabulary(Path(vocab))
-    model_dir = load_model_dir(Path(model))
-    model_dir.table.bind(vocabulary.trie)
-    memory = None if max_memory is None else parse_memory(max_memory)
-    return Recommender(model_dir, vocabulary, resolve_device(device, note), threads, memory)
+    with naming_arguments():
+        vocabulary = load_vocabulary(Path(vocab))
+        model_dir = load_model_dir(Path(model))
+        model_dir.table.bind(vocabulary.trie)
+        memory = None if max_memory is None else parse_memory(max_memory)
+        return Recommender(model_dir, vocabulary, resolve_device(device, note), threads, memory, note)
 
 
 class Recommender:
     """A loaded model and catalog. Make one with :func:`load`."""
 
     def __init__(
-        self, model: ModelDir, vocabulary: Vocabulary, device: Device, threads: int | None, max_memory: int | None
+        self,
+        model: ModelDir,
+        vocabulary: Vocabulary,
+        device: Device,
+        threads: int | None,
+        max_memory: int | None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.model = model
         self.vocabulary = vocabulary
         self.device = device
         self._threads = threads
         self._max_memory = max_memory
+        self._note = note
         self._weights: LoadedWeights | None = None
+        self._filters = FiltersInMemory(vocabulary)
         self._engine_for: tuple[SearchOptions, LoadedEngine] | None = None
 
     def recommend(
@@ -120,10 +137,16 @@ class Recommender:
         beam: int = 512,
         exclude_seen: bool = False,
         exclude: Sequence[Sequence[Any] | None] | None = None,
+        where: str | None = None,
+        allow_items: Sequence[Any] | None = None,
+        deny_items: Sequence[Any] | None = None,
+        match: Mapping[str, Sequence[Any]] | None = None,
+        diversify: str | None = None,
         history_format: HistoryFormat = "items",
         max_history: int | None = None,
         on_unknown: OnUnknown = "drop",
         on_empty: OnEmpty = "reject",
+        on_error: OnError = "fail",
         score_over: ScoreOver = "vocab",
         collisions: Collisions = "all",
         item_cols: Sequence[str] = (),
@@ -134,83 +157,62 @@ class Recommender:
             histories: per user item ids, oldest first (SID texts, token ids or a ready prompt with another
                 ``history_format``).
             exclude: per user item ids that must not be returned.
+            where: SQL over the catalog's attributes; allow_items, deny_items: ids of the only items, and of items
+                that nobody gets.
+            match: attribute -> one value a user: only items that have it.
+            diversify: ``"brand=2"``: at most two items of one brand in a list.
             item_cols: catalog columns added to the items of ``Recommendations.table``.
 
         The other options are those of ``xgr recommend``.
 
         Raises:
-            XgrError: bad options, an unknown id with ``on_unknown="fail"``, or an error of the computation.
+            XgrError: bad options, an unknown id with ``on_unknown="fail"``, or an error of the computation with
+                ``on_error="fail"``.
         """
-        search = SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions)
-        options = HistoryOptions(
-            paths=("(memory)",),
-            history_col=_HISTORY,
-            history_format=history_format,
-            max_history=max_history,
-            on_unknown=on_unknown,
-            on_empty=on_empty,
-            exclude_seen=exclude_seen,
-            exclude_col=None if exclude is None else _EXCLUDE,
-        )
-        columns = ItemColumns.of(self.vocabulary, item_cols)
-        rows = _rows(histories, exclude)
-        resolver = HistoryResolver(self.vocabulary, self.model.table, options)
-        prepared = make_prompt_maker(self.model, resolver, options).prepare(rows)
-        ranked = self._compute(search, prepared)
-        copied = pa.table({"user": np.arange(len(histories))})
-        table = nested_table(copied, prepared, ranked, columns).drop_columns("user")
+        with naming_arguments():
+            check_choice("--on-error", on_error, OnError)
+            search = SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions)
+            options = HistoryOptions(
+                paths=("(memory)",),
+                history_col=HISTORY,
+                history_format=history_format,
+                max_history=max_history,
+                on_unknown=on_unknown,
+                on_empty=on_empty,
+                exclude_seen=exclude_seen,
+                exclude_col=None if exclude is None else EXCLUDE,
+            )
+            columns = ItemColumns.of(self.vocabulary, item_cols)
+            rows = user_rows(histories, exclude, match, texts=history_format == "prompt")
+            filters = self._open_filters(where, allow_items, deny_items, matches(match), diversify)
+            resolver = HistoryResolver(self.vocabulary, self.model.table, options)
+            prepared = make_prompt_maker(self.model, resolver, options, filters.matcher).prepare(rows)
+            ranked = self._compute(search, filters, prepared, on_error)
+        table = nested_table(rows.table, prepared, ranked, columns).drop_columns("user")
         return Recommendations(table, all_rejects(prepared, ranked))
 
-    def _compute(self, search: SearchOptions, prepared: Prepared) -> Ranked:
-        loaded = self._engine(search)
-        return compute_batches(loaded.engine, prepared.prompts, prepared.excluded, loaded.limits, reject_errors=False)
+    def _open_filters(self, *given: Any) -> ItemFilters:
+        """Arguments as of :meth:`FiltersInMemory.open`. An engine for other filters is let go."""
+        filters, new = self._filters.open(*given)
+        if new:
+            self._engine_for = None
+            for text in filters.notes:
+                self._note(with_arguments(text))
+        return filters
 
-    def _engine(self, search: SearchOptions) -> LoadedEngine:
-        """The engine for these options. Weights are loaded once; the last engine is kept."""
+    def _compute(self, search: SearchOptions, filters: ItemFilters, prepared: Prepared, on_error: OnError) -> Ranked:
+        loaded = capped_engine(self._engine(search_for(filters, search), filters), filters, search, {})
+        rejecting = on_error == "reject"
+        return compute_batches(
+            loaded.engine, prepared.prompts, prepared.excluded, loaded.limits, reject_errors=rejecting
+        )
+
+    def _engine(self, search: SearchOptions, filters: ItemFilters) -> LoadedEngine:
+        """The engine for these options and the filters that were opened last. Weights are loaded once."""
         if self._weights is None:
             self._weights = load_weights(self.model, self.device, self._threads)
         if self._engine_for is None or self._engine_for[0] != search:
-            plan = plan_memory(self.model, self.vocabulary, search, self.device, self._max_memory)
-            self._engine_for = (search, build_engine(self._weights, self.model, self.vocabulary, search, plan))
+            self._engine_for = None  # its buffers make room for those of the next
+            plan = plan_memory(self.model, filters.searched, search, self.device, self._max_memory)
+            self._engine_for = (search, build_engine(self._weights, self.model, filters.searched, search, plan))
         return self._engine_for[1]
-
-
-def _rows(histories: Sequence[Any], exclude: Sequence[Any] | None) -> Rows:
-    lists = {_HISTORY: _cells("histories", histories)}
-    if exclude is not None:
-        _check_sequence("exclude", exclude)
-        if len(exclude) != len(histories):
-            raise UsageError(f"exclude has {len(exclude)} lists for {len(histories)} histories")
-        lists[_EXCLUDE] = _cells("exclude", exclude)
-    return Rows(pa.table({"user": np.arange(len(histories))}), lists, len(histories))
-
-
-def _check_sequence(name: str, given: Any) -> None:
-    """Raises UsageError unless ``given`` has a length and an order."""
-    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__") or not hasattr(given, "__iter__"):
-        raise UsageError(
-            f"{name} is {'None' if given is None else f'a {type(given).__name__}'}, not a sequence",
-            hint=f"give a list with one list of ids a user; a generator as list({name})",
-        )
-
-
-def _cells(name: str, given: Any) -> list[Any]:
-    _check_sequence(name, given)
-    cells = []
-    for number, cell in enumerate(given):
-        try:
-            cells.append(_plain(cell))
-        except TypeError:
-            raise UsageError(
-                f"{name}[{number}] is a {type(cell).__name__}, not a list", hint="give one list of ids a user"
-            ) from None
-    return cells
-
-
-def _plain(cell: Any) -> Any:
-    """numpy arrays, pyarrow lists and other sequences as Python lists."""
-    if cell is None or isinstance(cell, str | list):
-        return cell
-    if hasattr(cell, "tolist"):
-        return cell.tolist()
-    return [value.as_py() if isinstance(value, pa.Scalar) else value for value in cell]

@@ -6,6 +6,10 @@ The command line maps a class to an exit code (``exit_code``) and prints the thr
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class XgrError(Exception):
     """Root of everything this package raises on purpose.
@@ -26,6 +30,32 @@ class XgrError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.what, self.why, self.hint) if part)
+
+    def name_arguments(self) -> None:
+        """Rewrites the texts for a caller in Python: :func:`with_arguments`."""
+        self.what, self.why, self.hint = map(with_arguments, (self.what, self.why, self.hint))
+        self.args = (self.what, *self.args[1:])
+
+
+# A command line in backticks, which stays as it is, or a flag.
+_FLAG = re.compile(r"`[^`]*`|--([a-z][a-z-]*[a-z]|[a-z])")
+# Where the keyword of the Python interface is not the flag's name.
+_ARGUMENTS = {"exclude-col": "exclude"}
+
+
+def with_arguments(text: str) -> str:
+    """A message that names flags (``--top-k``), naming keyword arguments (``top_k``) instead."""
+    return _FLAG.sub(lambda found: _ARGUMENTS.get(found[1], found[1].replace("-", "_")) if found[1] else found[0], text)
+
+
+@contextmanager
+def naming_arguments() -> Iterator[None]:
+    """Errors raised inside speak to a caller in Python: they name arguments where they named flags."""
+    try:
+        yield
+    except XgrError as error:
+        error.name_arguments()
+        raise
 
 
 class UsageError(XgrError):

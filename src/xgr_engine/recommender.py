@@ -220,7 +220,7 @@ class Recommender:
             raise XgrError(
                 "the model produced a hidden state that is not a number",
                 why="a weight or an activation is NaN or overflowed",
-                hint="convert with --dtype float32 or bfloat16, and check the checkpoint with `xgr inspect`",
+                hint="try `xgr convert --dtype float32`, and check the checkpoint with `xgr inspect`",
             )
         leaves = batch.outcome.leaf[: batch.users].cpu().numpy()
         scores = batch.outcome.score[: batch.users].cpu().numpy()

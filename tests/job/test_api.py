@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 from job_support import SIDS, Place
 
 import xgr_engine as xgr
-from xgr_engine.errors import BackendUnavailableError, HistoryError, UsageError
+from xgr_engine.errors import BackendUnavailableError, HistoryError, UsageError, XgrError, with_arguments
 from xgr_engine.job.run import run_job
 from xgr_engine.options import SearchOptions
+from xgr_engine.recommender import Recommender
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,14 @@ def test_ten_lines(loaded: xgr.Recommender) -> None:
 
 
 def test_histories_of_every_sequence_type(loaded: xgr.Recommender) -> None:
-    forms = [[101, 102], (101, 102), np.array([101, 102]), pa.array([101, 102]), ["101", "102"]]
+    forms = [
+        [101, 102],
+        (101, 102),
+        np.array([101, 102]),
+        pa.array([101, 102]),
+        ["101", "102"],
+        list(np.array([101, 102])),
+    ]
     results = [loaded.recommend([form], top_k=3, beam=8)[0] for form in forms]
     assert all(result == results[0] for result in results)
 
@@ -51,28 +60,77 @@ def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
     ]  # fmt: skip
     with pytest.raises(HistoryError, match="'999'"):
         loaded.recommend([[101], [999]], top_k=2, beam=8, on_unknown="fail")
-    with pytest.raises(UsageError, match="--top-k"):
+    with pytest.raises(UsageError, match="top_k 9 is larger than beam 8"):
         loaded.recommend([[101]], top_k=9, beam=8)
 
 
 @pytest.mark.parametrize(
     ("histories", "more", "said"),
     [
-        ([[100]], {"beam": 8.5}, "--beam 8.5: must be a whole number"),
-        ([[100]], {"top_k": True}, "--top-k True: must be a whole number"),
-        ([[100]], {"max_history": 1.5}, "--max-history 1.5: must be a whole number"),
+        ([[100]], {"beam": 8.5}, "^beam 8.5: must be a whole number"),
+        ([[100]], {"top_k": True}, "^top_k True: must be a whole number"),
+        ([[100]], {"max_history": 1.5}, "^max_history 1.5: must be a whole number"),
         (None, {}, "histories is None"),
         (([100] for _ in range(2)), {}, "histories is a generator"),
         ("100", {}, "histories is a str"),
         ([100], {}, r"histories\[0\] is a int"),
+        (["100"], {}, r"histories\[0\] is text, not a list"),
         ([[100]], {"exclude": iter([[1]])}, "exclude is a list_iterator"),
+        ([[100]], {"exclude": ["100"]}, r"exclude\[0\] is text"),
+        ([[100]], {"on_error": "ignore"}, "^on_error ignore: must be one of reject, fail"),
+        ([[100]], {"score_over": "all"}, "^score_over all: must be one of"),
+        ([[100]], {"history_format": "prompt", "exclude_seen": True}, "give each user's seen items with exclude$"),
+        ([[100]], {"history_format": "prompt", "max_history": 3}, "^max_history cannot cut ready prompts"),
+        ([[100]], {"history_format": "prompt", "on_empty": "template"}, "^on_empty template .*\nuse on_empty reject"),
+        ([[100]], {"item_cols": ["nothing"]}, "^item_cols nothing: the vocabulary has no such column"),
+        ([[999]], {"on_unknown": "fail"}, "'999' is not in the catalog\non_unknown fail\n.* or use on_unknown drop"),
     ],
 )
 def test_arguments_of_a_wrong_kind_are_said_plainly(
     loaded: xgr.Recommender, histories: Any, more: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(XgrError, match=said) as raised:
         loaded.recommend(histories, **{"beam": 8, "top_k": 2, **more})
+    assert "--" not in str(raised.value) and "--" not in str(raised.value.args)
+
+
+def test_memory_errors_name_arguments(place: Place) -> None:
+    with pytest.raises(UsageError, match=r"^max_memory much: must be a size"):
+        xgr.load(model=place.model, vocab=place.vocab, device="cpu", max_memory="much")
+    small = xgr.load(model=place.model, vocab=place.vocab, device="cpu", max_memory="1KB")
+    with pytest.raises(XgrError, match="give more with max_memory, or ask for a smaller beam") as raised:
+        small.recommend([[100]], beam=8, top_k=2)
+    assert "--" not in str(raised.value)
+
+
+def test_command_lines_in_messages_stay() -> None:
+    said = with_arguments("use --top-k 5 -- or --no-x, or run `xgr convert --dtype float32` with --exclude-col")
+    assert said == "use top_k 5 -- or no_x, or run `xgr convert --dtype float32` with exclude"
+
+
+def test_every_flag_that_the_engine_may_name_here_is_an_argument() -> None:
+    """What :func:`with_arguments` makes of a flag must be something that load or recommend takes."""
+    names = {*inspect.signature(xgr.load).parameters, *inspect.signature(xgr.Recommender.recommend).parameters}
+    flags = {"--beam", "--top-k", "--max-memory", "--device", "--threads", "--item-cols", "--where", "--allow-items"}
+    flags |= {"--deny-items", "--match", "--diversify", "--exclude-col", "--exclude-seen", "--on-error", "--on-empty"}
+    flags |= {"--on-unknown", "--history-format", "--max-history", "--score-over", "--collisions"}
+    assert {with_arguments(flag) for flag in flags} <= names
+
+
+def test_a_failing_history_is_rejected_on_request(loaded: xgr.Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Recommender.launch
+
+    def broken(self: Any, ready: Any) -> Any:
+        raise RuntimeError("broken row")
+
+    monkeypatch.setattr(Recommender, "launch", broken)
+    with pytest.raises(XgrError, match="broken row") as raised:
+        loaded.recommend([[101]], top_k=2, beam=8)
+    assert "on_error" in str(raised.value) and "--" not in str(raised.value)
+    recs = loaded.recommend([[101]], top_k=2, beam=8, on_error="reject")
+    assert recs == [None] and recs.rejects[0].reason == "engine-error"
+    monkeypatch.setattr(Recommender, "launch", run)
+    assert loaded.recommend([[101]], top_k=2, beam=8)[0] is not None
 
 
 def test_no_threads_cannot_compute(place: Place) -> None:
@@ -130,7 +188,7 @@ def test_items_seen_shrink_the_list_inside_the_search(place: Place) -> None:
 def test_a_device_asked_for_by_name_must_be_there(assets: tuple[Path, Path]) -> None:
     import torch
 
-    with pytest.raises(UsageError, match="--device tpu"):
+    with pytest.raises(UsageError, match=r"^device tpu"):
         xgr.load(model=assets[1], vocab=assets[0], device="tpu")
     if not torch.cuda.is_available():
         with pytest.raises(BackendUnavailableError, match="no CUDA device"):

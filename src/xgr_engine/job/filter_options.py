@@ -48,7 +48,7 @@ def parse_diversify(text: str) -> Diversify:
     if not attribute or not most.isdecimal() or int(most) < 1:
         raise UsageError(
             f"--diversify {text!r}: must be attribute=max, with max a whole number from 1",
-            hint="for example --diversify brand=2",
+            hint="for example brand=2",
         )
     return Diversify(attribute, int(most))
 

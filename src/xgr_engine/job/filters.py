@@ -9,6 +9,7 @@ with no allowed item under it is not there.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -24,10 +25,11 @@ from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import HistoryError, InputError, UsageError
 from xgr_engine.job.filter_options import Diversify, FilterOptions, Match, parse_matches
 from xgr_engine.job.input_formats import ListColumn, Rows
-from xgr_engine.job.item_files import read_item_list
+from xgr_engine.job.item_files import ItemList, read_item_list
 from xgr_engine.job.where import check_attribute, where_mask
 
 IntArray = NDArray[np.int32]
+ALLOW, DENY = "--allow-items", "--deny-items"
 
 
 @dataclass(frozen=True)
@@ -217,37 +219,55 @@ def open_filters(options: FilterOptions, match: tuple[str, ...], vocabulary: Voc
         UsageError: an expression or attribute that the catalog cannot answer, or nothing is left.
         InputError: an item file that is unreadable or empty.
     """
+    files = {ALLOW: options.allow_items, DENY: options.deny_items}
+    listed = {
+        option: read_item_list(option, paths, options.items_col, vocabulary) for option, paths in files.items() if paths
+    }
+    return make_filters(options.where, listed, parse_matches(match), options.cap, vocabulary)
+
+
+def make_filters(
+    where: str | None,
+    listed: Mapping[str, ItemList],
+    matches: tuple[Match, ...],
+    cap: Diversify | None,
+    vocabulary: Vocabulary,
+) -> ItemFilters:
+    """What is left of the catalog.
+
+    Args:
+        listed: ``ALLOW`` and ``DENY`` -> the items that are named there.
+
+    Raises:
+        UsageError: an expression or attribute that the catalog cannot answer, or nothing is left.
+    """
     allowed = np.ones(vocabulary.num_items, np.bool_)
     digests: dict[str, str] = {}
     notes: list[str] = []
     counts: Counter[str] = Counter(items=vocabulary.num_items)
-    if options.where is not None:
-        allowed &= where_mask(options.where, vocabulary)
+    if where is not None:
+        allowed &= where_mask(where, vocabulary)
         counts["where"] = int(allowed.sum())
         _check_left("--where", allowed)
-    for option, paths in (("--allow-items", options.allow_items), ("--deny-items", options.deny_items)):
-        if not paths:
-            continue
-        listed = read_item_list(option, paths, options.items_col, vocabulary)
+    for option, items in listed.items():
         name = option.strip("-").replace("-", "_")
-        digests[f"contents of {option}"] = listed.sha256
-        counts[f"{name}_ids"], counts[f"{name}_unknown"] = listed.ids, listed.unknown
-        if listed.unknown:
-            shown = ", ".join(listed.examples)
-            notes.append(f"{option}: {listed.unknown} of {listed.ids} ids are not in the catalog, such as {shown}")
+        digests[f"contents of {option}"] = items.sha256
+        counts[f"{name}_ids"], counts[f"{name}_unknown"] = items.ids, items.unknown
+        if items.unknown:
+            shown = ", ".join(items.examples)
+            notes.append(f"{option}: {items.unknown} of {items.ids} ids are not in the catalog, such as {shown}")
         mask = np.zeros(vocabulary.num_items, np.bool_)
-        mask[listed.rows] = True
-        allowed &= mask if option == "--allow-items" else ~mask
+        mask[items.rows] = True
+        allowed &= mask if option == ALLOW else ~mask
         counts[name] = int(allowed.sum())
         _check_left(option, allowed)
-    if options.where is not None or digests:
+    if where is not None or listed:
         counts["allowed"] = int(allowed.sum())
-    matcher = Matcher.of(parse_matches(match), allowed, vocabulary) if match else None
+    matcher = Matcher.of(matches, allowed, vocabulary) if matches else None
     if matcher is not None:
         counts["match_values"] = len(matcher.keys)
         counts["match_items"] = int((matcher.tree_of_item >= 0).sum())
         _check_left("--match", matcher.tree_of_item >= 0)
-    cap = options.cap
     capped = None if cap is None else Attribute.of("--diversify", cap.attribute, vocabulary)
     return ItemFilters(vocabulary, allowed, matcher, cap, capped, digests, dict(counts), tuple(notes))
 

@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.ids import canonical
 from xgr_engine.catalog.readers.csv_quotes import check_quotes
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import InputError
@@ -37,17 +38,24 @@ class ItemList:
     examples: tuple[str, ...]
     sha256: str
 
+    @classmethod
+    def of(cls, ids: pa.Array, sha256: str, vocabulary: Vocabulary) -> ItemList:
+        """The items that ``ids`` (without nulls) name, matched by canonical text."""
+        rows = vocabulary.rows_of(ids)
+        missing = np.flatnonzero(rows < 0)
+        examples = tuple(str(ids[int(at)].as_py()) for at in missing[:_SHOWN])
+        return cls(np.unique(rows[rows >= 0]), len(ids), len(missing), examples, sha256)
+
 
 def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary: Vocabulary) -> ItemList:
-    """The items that the files name, matched by canonical text.
+    """The items that the files name.
 
     Raises:
         InputError: a file is missing, unreadable, without the column, or holds no id at all: an empty list of allowed
             items is more often a failed export than a wish.
     """
     digest = hashlib.sha256()
-    rows, ids, unknown = [], 0, 0
-    examples: list[str] = []
+    ids: list[pa.Array] = []
     for text in paths:
         path = Path(text)
         try:
@@ -62,13 +70,8 @@ def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary:
                 why="an empty file is more often a failed export than a wish",
                 hint=f"leave {option} out to have no such filter",
             )
-        here = vocabulary.rows_of(found)
-        rows.append(here[here >= 0])
-        ids += len(found)
-        missing = np.flatnonzero(here < 0)
-        unknown += len(missing)
-        examples += [str(found[int(at)].as_py()) for at in missing[: _SHOWN - len(examples)]]
-    return ItemList(np.unique(np.concatenate(rows)), ids, unknown, tuple(examples), digest.hexdigest())
+        ids.append(canonical(found).drop_null())
+    return ItemList.of(pa.concat_arrays(ids), digest.hexdigest(), vocabulary)
 
 
 def _ids(option: str, path: Path, content: bytes, column: str) -> pa.Array:

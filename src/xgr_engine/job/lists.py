@@ -202,8 +202,8 @@ def _element(value: Any) -> int | str:
         return value
     if isinstance(value, bool):
         raise _BadCell("not-integral", f"{value} is no id")
-    if isinstance(value, int):
-        return value
+    if isinstance(value, int | np.integer):
+        return int(value)
     if value is None or (isinstance(value, float) and np.isnan(value)):
         raise _BadCell("null-in-list", "the list holds a null or NaN")
     if isinstance(value, float) and value.is_integer() and abs(value) <= 2.0**53:

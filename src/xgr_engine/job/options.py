@@ -110,7 +110,7 @@ class HistoryOptions:
             raise UsageError(
                 "--exclude-seen cannot see the items inside ready prompts",
                 why="--history-format prompt gives text or token ids, not items",
-                hint="name the column that lists each user's seen items with --exclude-col",
+                hint="give each user's seen items with --exclude-col",
             )
         if self.max_history is not None:
             raise UsageError(
