@@ -28,7 +28,9 @@ def prompt_attention(
     :func:`preferred_kernels`.
     """
     runs = _runs(query_start, key_start)
-    if len(runs) > _FEW_SHAPES and q.dtype in (torch.bfloat16, torch.float16) and q.is_cuda:
+    # with a prefix (more keys than queries) torch's other kernels would be given a mask as large as the scores
+    prefixed = any(queries != keys for _, _, queries, keys in runs)
+    if (prefixed or len(runs) > _FEW_SHAPES) and q.dtype in (torch.bfloat16, torch.float16) and q.is_cuda:
         return _ragged(q, k, v, query_start, key_start, scale)
     parts = []
     for first, last, queries, keys in runs:
