@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -221,3 +222,11 @@ def test_recommending_needs_no_polars(place: Place) -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
     assert len(pq.ParquetFile(place.out / "part-00000-of-00001.parquet").read()["items"].to_pylist()[0]) == 3
+
+
+def test_a_damaged_model_is_mended_by_a_command(place: Place, tmp_path: Path) -> None:
+    model = tmp_path / "cut"
+    shutil.copytree(place.model, model)
+    (model / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(XgrError, match="run `xgr convert --fresh` again"):
+        xgr.load(model=model, vocab=place.vocab, device="cpu")

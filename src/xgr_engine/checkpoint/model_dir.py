@@ -45,6 +45,7 @@ _KEYS = {
 }
 _FINGERPRINTED = ("model", "contract", "sid_tokens", "prompt", "weights", "tokenizer")
 _AGAIN = "run `xgr convert` again"
+_AFRESH = "run `xgr convert --fresh` again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class ModelDir:
             raise CheckpointError(
                 f"{self.path}: damaged: {', '.join(wrong[:5])}{more}",
                 why="the bytes differ from those that conversion wrote",
-                hint="run `xgr convert --fresh` again, and check the disk",
+                hint=f"{_AFRESH}, and check the disk",
             )
 
 
@@ -122,13 +123,13 @@ def load_model_dir(path: str | Path) -> ModelDir:
         ) from error
     for file in (model.weights_path, *(path / name for name in model.checksums["tokenizer"])):
         if not file.is_file():
-            raise CheckpointError(f"{path}: {file.name} is missing", hint=f"{_AGAIN} with --fresh")
+            raise CheckpointError(f"{path}: {file.name} is missing", hint=_AFRESH)
     size = model.weights_path.stat().st_size
     if size != record["weights"]["size"]:
         raise CheckpointError(
             f"{model.weights_path}: is {size:,} bytes long, conversion wrote {record['weights']['size']:,}",
             why="the file was cut short or replaced",
-            hint=f"copy it again, or {_AGAIN} with --fresh",
+            hint=f"copy it again, or {_AFRESH}",
         )
     return model
 

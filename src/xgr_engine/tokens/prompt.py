@@ -230,7 +230,7 @@ class PromptRenderer:
         if self._tokenizer is None:
             raise UsageError(
                 f"prompt {self.spec.name}: holds words, and the model has no tokenizer to read them",
-                hint="use --prompt sids-only",
+                hint="convert it with `--prompt sids-only`",
             )
         ids = list(self.spec.bos_ids)
         for part in self._template.parts([self.item_text(sid) for sid in history]):
