@@ -32,6 +32,7 @@ LIBRARIES = {
         "xattention.hopper",
         "xbeam.triton",
         "kernels.triton",
+        "kernels.hopper",
         "bench.kernels",
         "xgr_cli.commands.doctor",
     ],

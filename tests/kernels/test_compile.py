@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = ["attention", "hopper", "elementwise", "logsumexp", "xbeam"]
+KERNELS = ["attention", "hopper", "swiglu", "elementwise", "logsumexp", "xbeam"]
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -24,5 +24,5 @@ def test_compiles_for_hopper(name, tmp_path):
     for line in lines:
         _, spills, wgmma = line.rsplit(" ", 2)
         assert int(spills) <= 64, f"{line}: registers spill to memory"
-        if name in ("attention", "hopper") or line.startswith("_tile_logsumexp"):
+        if name in ("attention", "hopper", "swiglu") or line.startswith("_tile_logsumexp"):
             assert int(wgmma) > 0, f"{line}: no warpgroup matrix instruction"
