@@ -1,4 +1,4 @@
-"""The job on a GPU against the job on the CPU: the same lists with all kinds of filters, the same bits run after run."""
+"""The job on a GPU against the job on the CPU: the same lists with all kinds of filters, the same bits each run."""
 
 from __future__ import annotations
 
