@@ -74,12 +74,14 @@ def _contender_cells(one: Record) -> list[object]:
     ]
 
 
-def answers_text(parity: Record) -> str:
+def answers_text(parity: Record | None) -> str:
     """Parity in a few words, what is wrong first."""
-    difference = parity["score_difference"]
+    if parity is None:
+        return "not compared"
     agreement = f"top-1 {parity['top1']:.0%}, overlap {parity['overlap']:.1%}"
-    agreement += "" if difference is None else f", score {difference:.1g}"
-    return f"WRONG ({', '.join(parity['marks'])}): {agreement}" if parity["marks"] else agreement
+    if (difference := parity["score_difference"]) is not None:
+        agreement += f", scores {difference:.1g}"
+    return f"WRONG ({', '.join(parity['marks'])}): {agreement}" if parity["marks"] else f"ok: {agreement}"
 
 
 def bytes_text(count: int | None) -> str:

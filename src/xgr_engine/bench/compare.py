@@ -78,7 +78,7 @@ def _compare_one(key: tuple[Any, ...], old: Record, new: Record, limit: float | 
         return rows
     if old["status"] != "ok":
         return rows
-    marks = [", ".join(one["parity"]["marks"]) or "equal" for one in (old, new)]
+    marks = [_answers(one["parity"]) for one in (old, new)]
     if marks[0] != marks[1]:
         worse = limit is not None and marks[0] == "equal"
         rows.append({**title, "figure": "answers", "before": marks[0], "after": marks[1], "ratio": None})
@@ -92,6 +92,10 @@ def _compare_one(key: tuple[Any, ...], old: Record, new: Record, limit: float | 
         worse = limit is not None and loss > limit and _apart(old, new, path)
         rows.append({**title, "figure": name, "before": first, "after": second, "ratio": ratio, "regression": worse})
     return rows
+
+
+def _answers(parity: Record | None) -> str:
+    return "not compared" if parity is None else ", ".join(parity["marks"]) or "equal"
 
 
 def _apart(old: Record, new: Record, path: tuple[str, ...]) -> bool:

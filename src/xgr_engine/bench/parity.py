@@ -1,97 +1,150 @@
-"""Outputs of a contender against the reference: a figure counts only where the results match."""
+"""Answers of a contender against the definition: a figure counts only where the answers are right."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xgr_engine.bench.baselines.base import RankedSids
+from xgr_engine.bench.definition import Definition, Leaves, Truth
+from xgr_engine.bench.workloads import Batch, Workload
 from xgr_engine.catalog.trie import ItemTrie
 
-# By the dtype the contenders compute in: a SID of the reference that scores this much above its last one must be
-# there, and a top SID that leads by this much must be the same.
-CLEAR_GAP = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
-# Share of such clear SIDs that may be missing before the answers are marked as different: a prefix pruned at the edge
-# of the beam takes its SIDs along, however clear these are.
-_MISSING_ALLOWED = 0.02
+# Counts that make an answer wrong, and how a table calls them.
+_FAULTS = {
+    "invalid": "invalid",
+    "duplicate": "repeated",
+    "short": "short",
+    "missing": "missing",
+    "impossible": "that do not belong",
+    "wrong_scores": "wrong scores",
+    "wrong_top1": "wrong top-1",
+}
 
 
 @dataclass(frozen=True)
 class Parity:
-    """One contender's answers to one batch beside the reference's.
+    """One contender's answers to one batch beside the definition's.
 
     Attributes:
-        top1: share of users with the same best SID; overlap: mean share of the reference's SIDs that are there.
-        score_difference: largest difference of a SID's two scores, None without a common SID.
-        clear_missing: share of SIDs clearly above the reference's last that are absent.
+        users: how many were compared; sids: entries of the definition's lists together.
+        top1: share of users with the same best SID; overlap: mean share of the definition's SIDs that are there. Both
+            count what rounding may change as well.
+        score_difference: largest difference of a returned SID's score and the definition's for that SID; None where
+            no valid SID was returned.
+        certain: entries of the definition's lists that rounding cannot lose; missing: those of them that are absent.
+        impossible: SIDs that rounding cannot bring into a list; wrong_scores: SIDs whose score is off by more than
+            rounding; wrong_top1: users whose best SID is another although rounding cannot have changed that.
         invalid: rows that are no SID of the catalog; duplicate: repeated rows; short: users with too few valid rows.
-        users: how many were compared.
     """
 
+    users: int
+    sids: int
     top1: float
     overlap: float
     score_difference: float | None
-    clear_missing: float
+    certain: int
+    missing: int
+    impossible: int
+    wrong_scores: int
+    wrong_top1: int
     invalid: int
     duplicate: int
     short: int
-    users: int
 
     @property
     def marks(self) -> list[str]:
         """What is wrong, in words; empty where nothing is."""
-        found = [f"{count} {word}" for word in ("invalid", "duplicate", "short") if (count := getattr(self, word))]
-        if self.clear_missing > _MISSING_ALLOWED:
-            found.append("other items")
-        return found
+        return [f"{count} {words}" for name, words in _FAULTS.items() if (count := getattr(self, name))]
+
+    def to_json(self) -> dict[str, Any]:
+        """With the marks."""
+        return {**asdict(self), "marks": self.marks}
 
 
-def compare(answer: RankedSids, reference: RankedSids, trie: ItemTrie, top_k: int, dtype: str) -> Parity:
-    """Compare the users that both have.
+@dataclass(frozen=True)
+class Judged:
+    """All contenders of a row; ``facts`` say what the definition allowed for."""
 
-    Args:
-        top_k: SIDs that every user must get.
-    """
-    users = min(len(answer.codes), len(reference.codes))
-    invalid = duplicate = short = top1 = clear = clear_missing = 0
-    overlaps, differences = [], []
-    gap = CLEAR_GAP[dtype]
-    for user in range(users):
-        leaves = _leaves(trie, answer.codes[user])
-        valid = leaves[leaves >= 0]
-        invalid += len(leaves) - len(valid)
-        duplicate += len(valid) - len(np.unique(valid))
-        short += int(len(np.unique(valid)) < top_k)
-        expected = _leaves(trie, reference.codes[user])
-        theirs = reference.scores[user].astype(np.float64)
-        mine = dict(zip(leaves.tolist(), answer.scores[user].tolist(), strict=True))
-        present = np.array([leaf in mine for leaf in expected.tolist()], bool)
-        overlaps.append(present.mean())
-        top1 += int(len(leaves) > 0 and leaves[0] == expected[0])
-        above = theirs > theirs[-1] + gap
-        clear += int(above.sum())
-        clear_missing += int((above & ~present).sum())
-        both = [
-            abs(mine[leaf] - score)
-            for leaf, score in zip(expected.tolist(), theirs.tolist(), strict=True)
-            if leaf in mine
-        ]
-        differences += both
+    parity: dict[str, Parity]
+    facts: dict[str, Any]
+
+
+def judge(workload: Workload, batch: Batch, answers: Mapping[str, RankedSids]) -> Judged:
+    """Compare the answers to ``batch`` with the definition, which is computed here, once for all of them."""
+    trie = workload.catalog.trie
+    returned = {
+        name: [leaves_of(trie, codes) for codes in answer.codes[: len(batch.prompts)]]
+        for name, answer in answers.items()
+    }
+    asked = [
+        np.unique(np.concatenate([np.empty(0, np.int64), *(users[at] for users in returned.values())]))
+        for at in range(len(batch.prompts))
+    ]
+    truths = Definition(workload).judge(list(batch.prompts), [leaves[leaves >= 0] for leaves in asked])
+    tolerance = truths[0].tolerance
+    facts = {
+        "users": len(truths),
+        "sids": sum(len(truth.leaves) for truth in truths),
+        "certain": sum(int(_certain(truth).sum()) for truth in truths),
+        "score_tolerance": tolerance.score,
+        "measured_noise": tolerance.measured,
+        "plain_overlap": tolerance.overlap,
+        "dtype": workload.model.dtype,
+    }
+    return Judged({name: compare(answer, truths, trie, workload.top_k) for name, answer in answers.items()}, facts)
+
+
+def compare(answer: RankedSids, truths: Sequence[Truth], trie: ItemTrie, top_k: int) -> Parity:
+    """Compare one contender's lists with what they may be. ``top_k`` SIDs must be there for every user."""
+    counts = dict.fromkeys(("certain", *_FAULTS), 0)
+    same_top, overlaps, differences = 0, [], []
+    for truth, codes, scores in zip(truths, answer.codes, answer.scores, strict=False):
+        leaves = leaves_of(trie, codes)
+        valid = leaves >= 0
+        present = np.unique(leaves[valid])
+        counts["invalid"] += int((~valid).sum())
+        counts["duplicate"] += int(valid.sum()) - len(present)
+        counts["short"] += int(len(present) < top_k)
+        found, certain = np.isin(truth.leaves, present), _certain(truth)
+        overlaps.append(found.mean())
+        counts["certain"] += int(certain.sum())
+        counts["missing"] += int((certain & ~found).sum())
+        if truth.possible is not None:
+            counts["impossible"] += int((~np.isin(present, truth.possible)).sum())
+        expected = np.array([truth.known.get(leaf, np.nan) for leaf in leaves[valid].tolist()])
+        off = np.abs(scores[valid].astype(np.float64) - expected)
+        counts["wrong_scores"] += int((~(off <= truth.tolerance.score)).sum())  # one that is no number is wrong
+        differences += off[~np.isnan(off)].tolist()
+        if len(leaves):
+            same_top += int(leaves[0] == truth.leaves[0])
+            counts["wrong_top1"] += _wrong_top1(truth, int(leaves[0]), bool(certain[0]))
     return Parity(
-        top1=top1 / users,
+        users=len(overlaps),
+        sids=sum(len(truth.leaves) for truth in truths[: len(overlaps)]),
+        top1=same_top / len(overlaps),
         overlap=float(np.mean(overlaps)),
         score_difference=max(differences) if differences else None,
-        clear_missing=clear_missing / clear if clear else 0.0,
-        invalid=invalid,
-        duplicate=duplicate,
-        short=short,
-        users=users,
+        **counts,
     )
 
 
-def _leaves(trie: ItemTrie, codes: NDArray[np.int32]) -> NDArray[np.int32]:
+def _certain(truth: Truth) -> NDArray[np.bool_]:
+    return truth.margins > truth.tolerance.difference
+
+
+def _wrong_top1(truth: Truth, first: int, certain: bool) -> bool:
+    """Whether another SID stands first though the definition's best must be in the list and is clearly ahead of it."""
+    if first == truth.leaves[0] or not certain:
+        return False
+    return not truth.scores[0] - truth.known.get(first, -np.inf) <= truth.tolerance.difference
+
+
+def leaves_of(trie: ItemTrie, codes: NDArray[np.int32]) -> Leaves:
     """Leaf of each row; -1 where it is none. A code that the contender could not name (-2) is never one."""
     leaves = trie.leaves_of_codes(np.where(codes == -2, np.int32(2**31 - 1), codes))
-    return leaves
+    return leaves.astype(np.int64)

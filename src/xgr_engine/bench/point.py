@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from xgr_engine.bench.baselines.base import Contender, NotAvailableError, OneAtATime, RankedSids, make_contender
-from xgr_engine.bench.baselines.engine import reference_answers
 from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
 from xgr_engine.bench.measure import Estimate, Samples, interleaved, quantile, warm_up
 from xgr_engine.bench.memory import Peak, free_memory, peak_memory
-from xgr_engine.bench.parity import Parity, compare
+from xgr_engine.bench.parity import Parity, judge
 from xgr_engine.bench.workloads import Workload
 from xgr_engine.errors import XgrError
 from xgr_engine.xschedule.engines import is_out_of_memory
@@ -41,6 +40,7 @@ class Measured:
     Attributes:
         status: ``ok``, ``out of memory``, ``not run`` (with ``reason``) or ``failed`` (with ``reason``).
         rate: users a second, from batches one after the other, or in flight where the contender can.
+        answer: to the batch that is compared; parity: what came of that, None where the definition did not fit.
         alone: it did not fit beside the others, so its samples were not interleaved with theirs.
     """
 
@@ -52,6 +52,7 @@ class Measured:
     rate: Estimate | None = None
     rate_from: str = ""
     peak: Peak = field(default_factory=Peak)
+    answer: RankedSids | None = None
     parity: Parity | None = None
     alone: bool = False
     notes: list[str] = field(default_factory=list)
@@ -68,28 +69,48 @@ class Row:
         self.measured: dict[str, Measured] = {name: Measured(name) for name in names}
         self._ready: dict[str, Contender] = {}
         self._weights = 0
-        self._reference: RankedSids | None = None
+        self._compared = workload.batch(0, min(_COMPARED_USERS, workload.users))
+        self._facts: dict[str, Any] = {}
         self._batches = [workload.batch(number) for number in range(_DIFFERENT_BATCHES)]
 
     def measure(self) -> dict[str, Any]:
-        """All contenders: answers compared, warmed up, interleaved samples, rate. Returns the row as JSON."""
-        workload = self.workload
-        free_memory(workload.model.device)
-        self._weights = workload.model.bytes
-        self._reference = reference_answers(workload, workload.batch(0, min(_COMPARED_USERS, workload.users)))
-        free_memory(workload.model.device)
+        """All contenders: an answer, warm-up, interleaved samples, rate; then the answers beside the definition's.
+
+        Returns:
+            The row as JSON.
+        """
+        free_memory(self.workload.model.device)
+        self._weights = self.workload.model.bytes
         try:
             for name in self.measured:
                 self._prepare(name)
             self._time(list(self._ready))
         finally:
             self._release_all()
+        self._judge()
         return self.to_json()
+
+    def _judge(self) -> None:
+        """Compare all answers at once, when no contender is in memory any more."""
+        answers = {name: found.answer for name, found in self.measured.items() if found.answer is not None}
+        if not answers:
+            return
+        try:
+            judged = judge(self.workload, self._compared, answers)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._facts = {"reason": "the definition in float32 ran out of memory"}
+        else:
+            self._facts = judged.facts
+            for name, parity in judged.parity.items():
+                self.measured[name].parity = parity
+        free_memory(self.workload.model.device)
 
     # ---- preparing --------------------------------------------------------------------------------------------------
 
     def _prepare(self, name: str) -> None:
-        """Prepare, compare and warm up. What does not fit beside the others is measured alone."""
+        """Prepare, warm up and answer. What does not fit beside the others is measured alone."""
         found, too_large = self.measured[name], False
         try:
             contender = make_contender(name)
@@ -137,7 +158,7 @@ class Row:
             self._ready[other].run(self._batches[0])
 
     def _warm(self, contender: Contender, found: Measured) -> None:
-        """Answers before speed: the first thing a contender computes is compared."""
+        """Warm up, and take the answer that will be compared."""
         workload = self.workload
         started = time.perf_counter()
         device = workload.model.device
@@ -154,11 +175,7 @@ class Row:
         found.samples = warm_up(run, self.budget.seconds)
         # of the last run alone: what preparing tried and gave back does not count, what it kept does
         found.peak = replace(peaks[-1], device_before=whole.device_before, host_before=whole.host_before)
-        compared = workload.batch(0, min(_COMPARED_USERS, workload.users))
-        run_scored = getattr(contender, "run_scored", contender.run)
-        answer = run_scored(compared)
-        assert self._reference is not None
-        found.parity = compare(answer, self._reference, workload.catalog.trie, workload.top_k, workload.model.dtype)
+        found.answer = getattr(contender, "run_scored", contender.run)(self._compared)
         found.notes = list(getattr(contender, "notes", []))
         self.note(f"  {contender.name}: ready after {time.perf_counter() - started:.1f} s")
 
@@ -227,6 +244,7 @@ class Row:
         workload = self.workload
         return {
             **describe_workload(workload),
+            "comparison": self._facts,
             "contenders": [self._contender_json(found) for found in self.measured.values()],
         }
 
@@ -236,7 +254,7 @@ class Row:
             return {**record, "reason": found.reason}
         workload, parity = self.workload, found.parity
         latency = quantile(found.samples.seconds, 50)
-        assert latency is not None and found.rate is not None and parity is not None
+        assert latency is not None and found.rate is not None
         users_s = found.rate
         tokens = workload.batch(0).tokens / workload.users
         work = prefill_work(workload, workload.users) + decode_work(workload, workload.users)
@@ -253,7 +271,7 @@ class Row:
             "host_own_bytes": found.peak.host_own,
             "tflops": work.flops / latency.value / 1e12,
             "tbs": work.bytes / latency.value / 1e12,
-            "parity": {**asdict(parity), "marks": parity.marks},
+            "parity": parity and parity.to_json(),
             "interleaved": not found.alone,
             "notes": found.notes,
             "statistics": found.statistics,

@@ -1,18 +1,15 @@
-"""The engine itself as a contender, and its definition in plain torch as the reference for everybody's answers."""
+"""The engine itself as a contender."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from xgr_engine.bench.baselines.base import NotAvailableError, RankedSids
 from xgr_engine.bench.workloads import Batch, BenchCatalog, Workload
-from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
-from xgr_engine.models.ops import reference_ops
 from xgr_engine.recommender import LANES, ROWS_AT_ONCE, PendingBatch, Recommender
 from xgr_engine.xbeam.ranking import BatchResult
 from xgr_engine.xschedule.worker import IN_FLIGHT
@@ -113,34 +110,3 @@ def sids_of(result: BatchResult, catalog: BenchCatalog) -> RankedSids:
     return RankedSids(
         codes=[catalog.sids[result.leaves[span]] for span in spans], scores=[result.scores[span] for span in spans]
     )
-
-
-def reference_answers(workload: Workload, batch: Batch) -> RankedSids:
-    """The definition: plain torch, float32, every row expanded, one user at a time."""
-    model = workload.model
-    exact = replace(model, decoder=_in_float32(model.decoder), head=model.head.float())
-    recommender = Recommender(
-        exact.decoder,
-        exact.head,
-        workload.catalog.trie,
-        exact.table,
-        workload.search,
-        score_suffix=exact.score_suffix,
-        rows_at_once=0,
-        graphs=False,
-    )
-    answers = [
-        sids_of(recommender.run([prompt], [np.empty(0, np.int32)]), workload.catalog) for prompt in batch.prompts
-    ]
-    return RankedSids(
-        codes=[codes for answer in answers for codes in answer.codes],
-        scores=[scores for answer in answers for scores in answer.scores],
-    )
-
-
-def _in_float32(decoder: DecoderOnly) -> DecoderOnly:
-    def widened(layer: LayerWeights) -> dict[str, Any]:
-        return {name: None if tensor is None else tensor.float() for name, tensor in vars(layer).items()}
-
-    layers = [LayerWeights(**widened(layer)) for layer in decoder.layers]
-    return DecoderOnly(decoder.spec, decoder.embed.float(), decoder.norm.float(), layers, reference_ops())

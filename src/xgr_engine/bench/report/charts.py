@@ -130,7 +130,11 @@ def _roofline(record: Record) -> str:
 
 def _ablations(ablations: Record) -> str:
     bars = [
-        (part["part"], part["slower"], f"{part['slower']:.2f}" + (" (wrong)" if part["parity"]["marks"] else ""))
+        (
+            part["part"],
+            part["slower"],
+            f"{part['slower']:.2f}" + (" (wrong)" if part["parity"] and part["parity"]["marks"] else ""),
+        )
         for part in ablations["parts"]
         if part["status"] == "ok"
     ]

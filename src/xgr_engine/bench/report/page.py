@@ -174,12 +174,13 @@ def _status(one: Record) -> str:
     return f"{one['status']}: {one['reason']}" if one["reason"] else str(one["status"])
 
 
-def _answers(parity: Record) -> str:
+def _answers(parity: Record | None) -> str:
+    if parity is None:
+        return "not compared"
     text = f"top-1 {parity['top1']:.0%}, overlap {parity['overlap']:.1%}"
     if parity["score_difference"] is not None:
-        text += f", score difference {parity['score_difference']:.1g}"
-    counts = ", ".join(f"{parity[name]} {name}" for name in ("invalid", "duplicate", "short"))
-    return f"WRONG ({', '.join(parity['marks'])}): {text}" if parity["marks"] else f"{text}, {counts}"
+        text += f", scores within {parity['score_difference']:.1g}"
+    return f"WRONG ({', '.join(parity['marks'])}): {text}" if parity["marks"] else f"ok: {text}"
 
 
 def _attention(record: Record) -> str:
