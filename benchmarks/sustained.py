@@ -1,42 +1,69 @@
 """Sustained time of a batch on one GPU, geometry by geometry: the rows of docs/performance.md, checked, then timed.
 
-    python benchmarks/sustained.py --geometry qwen3-1.7b --rows 1000x8x256,5000x8x256 [--items 1e6]
+    python benchmarks/sustained.py --geometry qwen3-1.7b,qwen3-0.6b --rows 1000x8x128,1000x8x256,1000x8x512
 
 A row is context x users x beam, K = W, so that no row of the search can be skipped. Before timing, two users of the
 row are computed again by the plain torch implementation, and the lists compared. Batches are submitted one ahead, as
 a job does; a time is that of many batches, from the end of the first to the end of the last, results on the host.
+
+Beside each time stand the row's linear layers on their own (benchmarks/linears.py), and how many of the candidates that
+the trie allows the selection read again, with K = W and with K = 50. Rows that differ in W alone are put together in
+``growth``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+import torch
+from intervals import extent_us, kernel_totals, traced, union_us
+from linears import LinearFloor, growth
+from rows import Prompts, Shape, World, compare, elapsed, nothing, print_table, synchronize, write
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+from xgr_engine.bench.memory import free_memory
+from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.options import SearchOptions
+from xgr_engine.recommender import Recommender
+from xgr_engine.search.setup import DeadNodes
 
-from xgr_engine.bench.geometries import find_geometry  # noqa: E402
-from xgr_engine.bench.workloads import BenchCatalog, BenchModel, random_weights, synthetic_catalog  # noqa: E402
-from xgr_engine.models.decoder_only import DecoderOnly  # noqa: E402
-from xgr_engine.models.ops import reference_ops  # noqa: E402
-from xgr_engine.options import SearchOptions  # noqa: E402
-from xgr_engine.recommender import Recommender  # noqa: E402
-from xgr_engine.xbeam.ranking import BatchResult  # noqa: E402
-
-Prompts = list[np.ndarray]
+SHORT_LIST = 50  # a usual K, beside K = W
 
 
-def main() -> int:
+def main(given: list[str] | None = None, world: World | None = None) -> int:
+    args = arguments(given)
+    world = world or World(args.device, args.items, args.codes)
+    floor = None if args.no_floor else LinearFloor(world)
+    record: dict[str, Any] = {
+        **world.facts(),
+        "options": {name: value for name, value in vars(args).items() if name != "out"},
+        "rows": [],
+        "growth": [],
+    }
+    if floor is not None:
+        record["large_product_tflops"] = round(floor.tflops, 1)
+    for geometry in args.geometry.split(","):
+        for shape in Shape.parse(args.rows):
+            line = measure(world, geometry, shape, args)
+            if floor is not None:
+                line |= floor.of(geometry, shape)
+            record["rows"].append(line)
+            record["growth"] = growth(record["rows"]) if floor is not None else []
+            print({key: value for key, value in line.items() if key != "kernels"}, flush=True)
+            for kernel in line.get("kernels", []):
+                print("   ", kernel)
+            write(args.out, record)
+    show(record)
+    return int(any(not line.get("matches", True) for line in record["rows"]))
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--geometry", default="qwen3-1.7b")
+    parser.add_argument("--geometry", default="qwen3-1.7b", help="names, separated by commas")
     parser.add_argument("--rows", required=True, help="context x users x beam, separated by commas")
     parser.add_argument("--items", type=float, default=1e6)
     parser.add_argument("--codes", default="8192x3")
@@ -44,107 +71,135 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of sustained running a row")
     parser.add_argument("--profile", default="", help="rows whose kernels are listed")
     parser.add_argument("--unchecked", action="store_true", help="skip the comparison (for shapes checked before)")
+    parser.add_argument("--no-floor", action="store_true", help="do not time the linear layers on their own")
+    parser.add_argument("--device", default="cuda", help="cpu: to try the script")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    device = torch.device("cuda")
-    codes, levels = (int(part) for part in args.codes.split("x"))
-    model = random_weights(find_geometry(args.geometry), codes, levels, device)
-    catalog = synthetic_catalog(int(args.items), codes, levels)
-    record: dict[str, Any] = {
-        "command": " ".join(sys.argv),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "geometry": args.geometry,
-        "items": int(args.items),
-        "rows": [],
-    }
-    for row in args.rows.split(","):
-        context, users, beam = (int(part) for part in row.split("x"))
-        line = measure(model, catalog, context, users, beam, args)
-        record["rows"].append(line)
-        print({key: value for key, value in line.items() if key != "kernels"}, flush=True)
-        for kernel in line.get("kernels", []):
-            print("   ", kernel)
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return int(any(not line["matches"] for line in record["rows"]))
+    return parser.parse_args(given)
 
 
-def measure(
-    model: BenchModel, catalog: BenchCatalog, context: int, users: int, beam: int, args: argparse.Namespace
+def show(record: dict[str, Any]) -> None:
+    """The rows and their growth, as tables."""
+    lines = [
+        {**line, "read share, K = W / 50": [shares["read_share"] for shares in line["candidates"].values()]}
+        for line in record["rows"]
+    ]
+    columns = ["geometry", "context", "users", "beam", "ms", "users_per_s", "prefill_ms", "tail_ms"]
+    columns += ["linears_alone_ms", "linears_at_rate_ms", "read share, K = W / 50", "matches"]
+    print_table("Sustained, milliseconds a batch", lines, columns)
+    if record["growth"]:
+        columns = ["geometry", "context", "users", "beam", "ms_growth", "linears_tflop_growth"]
+        columns += ["linears_alone_ms_growth", "tail_ms_growth", "linears_tail_tflop_growth"]
+        columns += ["no_faster_than_linears"]
+        print_table("Growth with the width: time against linear layers", record["growth"], columns)
+
+
+def measure(world: World, geometry: str, shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
+    """One row: check, warm up, time; then the same with a short list."""
+    batches = [world.prompts(geometry, shape.context, shape.users, seed) for seed in range(4)]
+    line = {"geometry": geometry, **vars(shape), "lanes": args.lanes} | time_row(world, geometry, shape, batches, args)
+    line["candidates"][f"K = {SHORT_LIST}"] = with_short_list(world, geometry, shape, batches)
+    return line
+
+
+def time_row(
+    world: World, geometry: str, shape: Shape, batches: list[Prompts], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One row: check, warm up, time."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    base = torch.cuda.memory_allocated()
-    options = SearchOptions(beam=beam, top_k=beam)
-    recommender = Recommender(model.decoder, model.head, catalog.trie, model.table, options, lanes=args.lanes)
-    rng = np.random.default_rng(context + users)
-    vocabulary = model.spec.vocab_size
-
-    def batch() -> Prompts:
-        return list(rng.integers(0, vocabulary, (users, context), dtype=np.int32))
-
-    line: dict[str, Any] = {"context": context, "users": users, "beam": beam, "lanes": args.lanes}
-    first = batch()
-    result = recommender.run(first, nothing(users))
-    line |= {"matches": True} if args.unchecked else compare(model, catalog, options, first[:2], result)
-    for _ in range(3):
-        recommender.run(batch(), nothing(users))
-    batches = [batch() for _ in range(4)]
-    once = elapsed(lambda: recommender.run(batches[0], nothing(users)))
+    """A row with K = W."""
+    gpu = world.device.type == "cuda"
+    free_memory(world.device)
+    base = _reset_peak(gpu)
+    options = SearchOptions(beam=shape.beam, top_k=shape.beam)
+    recommender = world.recommender(geometry, options, args.lanes)
+    first, line = batches[0], dict[str, Any]()
+    result = recommender.run(first, nothing(shape.users))
+    peak = _peak(gpu)
+    if not args.unchecked:
+        line |= compare(world, geometry, options, first[:2], (result.counts, result.leaves, result.scores))
+        free_memory(world.device)
+    _reset_peak(gpu)
+    for prompts in batches[1:]:
+        recommender.run(prompts, nothing(shape.users))
+    once = elapsed(lambda: recommender.run(first, nothing(shape.users)), world.device)
     count = max(4, int(args.seconds / once))
-    # from the end of the first batch, behind which the second is queued already, to the end of the last
+    seconds = sustained(recommender, batches, count)
+    repeats = 5 if 5 * once < args.seconds else 3
+    alone = [elapsed(lambda: recommender.run(first, nothing(shape.users)), world.device) for _ in range(repeats)]
+    line |= {
+        "ms": round(1e3 * seconds, 2),
+        "users_per_s": round(shape.users / seconds, 1),
+        "alone_ms": round(1e3 * statistics.median(alone), 2),
+        "batches": count,
+    }
+    line |= {name: round(value, 2) for name, value in phases(recommender, first, repeats).items()}
+    if gpu:
+        peak = max(peak, _peak(gpu))
+        line |= {"peak_gib": round(peak / 2**30, 2), "beyond_weights_gib": round((peak - base) / 2**30, 2)}
+    if str(shape) in args.profile.split(","):
+        line |= profile(recommender, batches)
+    line["candidates"] = {"K = W": candidates(recommender, batches[:2])}
+    return line
+
+
+def sustained(recommender: Recommender, batches: list[Prompts], count: int) -> float:
+    """Seconds a batch, from the end of the first, behind which the second is queued already, to the end of the last."""
+    users = len(batches[0])
     pending = recommender.submit(batches[0], nothing(users))
     start = 0.0
     for number in range(1, count + 1):
-        following = recommender.submit(batches[number % 4], nothing(users))
+        following = recommender.submit(batches[number % len(batches)], nothing(users))
         recommender.collect(pending)
         start = start or time.perf_counter()
         pending = following
     recommender.collect(pending)
-    sustained = (time.perf_counter() - start) / count
-    line |= {
-        "ms": round(1e3 * sustained, 2),
-        "users_per_s": round(users / sustained, 1),
-        "alone_ms": round(
-            1e3 * statistics.median(elapsed(lambda: recommender.run(first, nothing(users))) for _ in range(5)), 2
-        ),
-        "batches": count,
-        **{name: round(value, 2) for name, value in phases(recommender, first).items()},
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
-        "beyond_weights_gib": round((torch.cuda.max_memory_allocated() - base) / 2**30, 2),
+    return (time.perf_counter() - start) / count
+
+
+def candidates(recommender: Recommender, batches: list[Prompts]) -> dict[str, Any]:
+    """Candidates that the trie allowed a user, and those that the selection read once their scores were known.
+
+    The device reads all block maxima (a 32nd of the candidates) and then the blocks that can hold one of the best. On a
+    CPU rows that cannot win are not expanded at all, so only what was scored is known.
+    """
+    before = _counts(recommender)
+    for prompts in batches:
+        recommender.run(prompts, nothing(len(prompts)))
+    allowed, read = (after - old for after, old in zip(_counts(recommender), before, strict=True))
+    users = sum(len(prompts) for prompts in batches)
+    known = recommender.lane is not None
+    return {
+        "allowed_per_user": round(allowed / users, 1) if known else None,
+        "read_per_user": round(read / users, 1),
+        "read_share": round(read / allowed, 4) if known and allowed else None,
     }
-    if f"{context}x{users}x{beam}" in args.profile.split(","):
-        line |= profile(recommender, batches, users)
-    return line
 
 
-def nothing(users: int) -> Prompts:
-    return [np.empty(0, np.int32)] * users
-
-
-def elapsed(work: Any) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def phases(recommender: Recommender, prompts: Prompts) -> dict[str, float]:
-    """Device milliseconds of the prefill and of the tail behind it."""
-    from xgr_engine.models.packing import PackedPrompts
-    from xgr_engine.search.setup import DeadNodes
-
+def _counts(recommender: Recommender) -> tuple[int, int]:
     lane = recommender.lane
-    assert lane is not None
+    return (0, recommender.counters.candidates) if lane is None else lane.search.candidates_read()
+
+
+def with_short_list(world: World, geometry: str, shape: Shape, batches: list[Prompts]) -> dict[str, Any]:
+    """The same batches with a K of 50: candidates, and a short timing."""
+    free_memory(world.device)
+    options = SearchOptions(beam=shape.beam, top_k=min(SHORT_LIST, shape.beam))
+    recommender = world.recommender(geometry, options)
+    recommender.run(batches[0], nothing(shape.users))
+    found = candidates(recommender, batches[:2])
+    return {**found, "ms": round(1e3 * sustained(recommender, batches, 3), 2)}
+
+
+def phases(recommender: Recommender, prompts: Prompts, repeats: int) -> dict[str, float]:
+    """Device milliseconds of the prefill and of the tail behind it; empty on a CPU."""
+    lane = recommender.lane
+    if lane is None:
+        return {}
     pack = PackedPrompts.of(prompts, recommender.model.device)
     dead = DeadNodes.none(len(recommender.setup.levels), len(prompts), torch.device("cpu"))
     times: dict[str, list[float]] = {"prefill_ms": [], "tail_ms": []}
     with torch.inference_mode():
-        for _ in range(5):
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-            torch.cuda._sleep(20_000_000)  # so that launches run ahead and the device's own time is seen
+        for _ in range(repeats):
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # so that launches run ahead and the device's own time is seen
             marks[0].record()
             hidden = lane.prefill.run(pack)
             marks[1].record()
@@ -156,70 +211,37 @@ def phases(recommender: Recommender, prompts: Prompts) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def compare(
-    model: BenchModel, catalog: BenchCatalog, options: SearchOptions, prompts: Prompts, result: BatchResult
-) -> dict[str, Any]:
-    """The first users' lists against plain torch kernels and the host's search, same weights and dtype."""
-    decoder = model.decoder
-    plain = DecoderOnly(decoder.spec, decoder.embed, decoder.norm, decoder.layers, reference_ops())
-    other = Recommender(plain, model.head, catalog.trie, model.table, options).run(prompts, nothing(len(prompts)))
-    overlap, difference, top1, at, mine_at = [], 0.0, 0, 0, 0
-    for user, count in enumerate(other.counts.tolist()):
-        theirs = dict(zip(other.leaves[at : at + count].tolist(), other.scores[at : at + count].tolist(), strict=True))
-        own = result.counts[user]
-        leaves, scores = result.leaves[mine_at : mine_at + own], result.scores[mine_at : mine_at + own]
-        common = [
-            (theirs[leaf], score)
-            for leaf, score in zip(leaves.tolist(), scores.tolist(), strict=True)
-            if leaf in theirs
-        ]
-        overlap.append(len(common) / count)
-        difference = max(difference, *(abs(one - two) for one, two in common))
-        top1 += int(leaves[0]) == next(iter(theirs))
-        at, mine_at = at + count, mine_at + own
-    mean = float(np.mean(overlap))
-    # random weights give nearly flat scores: lists differ at the cut, so the scores decide
-    return {
-        "overlap": round(mean, 4),
-        "score_difference": float(f"{difference:.2g}"),
-        "top1_equal": f"{top1}/{len(prompts)}",
-        "matches": mean > 0.9 and difference < 0.25,
-    }
-
-
-def profile(recommender: Recommender, batches: list[Prompts], users: int) -> dict[str, Any]:
-    """Share of the wall time in which a kernel runs (union of intervals), and the kernels by time."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    with profiler(activities=[ProfilerActivity.CUDA]) as trace:
-        start = time.perf_counter()
-        pending = recommender.submit(batches[0], nothing(users))
-        for prompts in [*batches[1:], *batches]:
-            following = recommender.submit(prompts, nothing(users))
-            recommender.collect(pending)
-            pending = following
-        recommender.collect(pending)
-        torch.cuda.synchronize()
-        wall = time.perf_counter() - start
-    spans = sorted(
-        (event.time_range.start, event.time_range.end) for event in trace.events() if event.device_type.name == "CUDA"
-    )
-    busy, reach = 0.0, -1.0
-    for begin, end in spans:
-        busy += max(0.0, end - max(begin, reach))
-        reach = max(reach, end)
+def profile(recommender: Recommender, batches: list[Prompts]) -> dict[str, Any]:
+    """Share of the wall time in which something runs on the device (union of intervals), and the kernels by time."""
+    device = recommender.model.device
     count = 2 * len(batches)
-    totals: dict[str, list[float]] = {}
-    for event in trace.events():
-        if event.device_type.name == "CUDA":
-            totals.setdefault(event.name, []).append(event.time_range.elapsed_us())
-    ranked = sorted(totals.items(), key=lambda pair: -sum(pair[1]))[:28]
+    walls: list[float] = []
+
+    def work() -> None:
+        start = time.perf_counter()
+        sustained(recommender, batches, count - 1)
+        synchronize(device)
+        walls.append(time.perf_counter() - start)
+
+    found = traced(work, device)
+    busy = union_us(found)
     return {
-        "busy": round(busy / 1e6 / wall, 4),
-        "busy_between_first_and_last": round(busy / (reach - spans[0][0]), 4),
-        "kernels": [f"{sum(t) / 1e3 / count:8.3f} ms {len(t) / count:6.0f}x  {name[:90]}" for name, t in ranked],
+        "busy": round(busy / 1e6 / walls[0], 4),
+        "busy_between_first_and_last": round(busy / extent_us(found), 4),
+        "kernels": kernel_totals(found, count),
     }
+
+
+def _reset_peak(gpu: bool) -> int:
+    """Forget the peak; bytes in use now."""
+    if not gpu:
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+def _peak(gpu: bool) -> int:
+    return int(torch.cuda.max_memory_allocated()) if gpu else 0
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
 from intervals import Interval, gap_report, gaps_between, union_us
 from linears import flops, growth
 from memory import pool_bytes
@@ -23,6 +22,8 @@ from xgr_engine.bench.cost import decode_work, prefill_work, rows_a_level
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.workloads import Workload, random_weights, synthetic_catalog
 from xgr_engine.options import SearchOptions
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 
 
 def test_union_counts_time_once_and_gaps_are_what_is_left() -> None:
