@@ -38,12 +38,14 @@ def best(outcome, user: int) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("unequal", [False, True])
 @pytest.mark.parametrize("score_over", ["vocab", "allowed"])
 @pytest.mark.parametrize("suffix", [(), (2, 1)])
-@pytest.mark.parametrize("beam", [5, 33])
-def test_fixed_shapes_find_the_same(world: TinyWorld, unequal: bool, score_over: str, suffix: tuple, beam: int) -> None:
+@pytest.mark.parametrize("beam, top_k", [(5, 0), (33, 0), (33, 7)])
+def test_fixed_shapes_find_the_same(
+    world: TinyWorld, unequal: bool, score_over: str, suffix: tuple, beam: int, top_k: int
+) -> None:
     rng = np.random.default_rng(beam)
     depths = rng.integers(1, 5, 90) if unequal else np.full(90, 3)
     catalog = TinyCatalog.of([tuple(rng.integers(0, CODES, depth).tolist()) for depth in depths])
-    options = SearchOptions(beam=beam, top_k=beam, score_over=score_over)  # type: ignore[arg-type]
+    options = SearchOptions(beam=beam, top_k=top_k or beam, score_over=score_over)  # type: ignore[arg-type]
     setup = world.recommender(catalog, options, score_suffix=suffix).setup
     prompts = random_prompts(beam, [3, 17, 9])
     excluded = [rng.integers(0, 90, count).astype(np.int32) for count in (0, 40, 88)]
@@ -60,7 +62,7 @@ def test_fixed_shapes_find_the_same(world: TinyWorld, unequal: bool, score_over:
         got = device.run(four, cache, dead, torch.tensor([True, True, True, False], device=hidden.device))
     assert bool(got.finite)
     for user in range(3):
-        mine, theirs = best(got, user), best(expected, user)
+        mine, theirs = (best(outcome, user)[: options.top_k] for outcome in (got, expected))
         assert [leaf for leaf, _ in mine] == [leaf for leaf, _ in theirs]
         np.testing.assert_allclose([s for _, s in mine], [s for _, s in theirs], atol=1e-5)
     assert best(got, 3) == []

@@ -62,7 +62,7 @@ class DeviceSearch:
             step = self.step(beams, level, logits, dead.inner[depth], dead.leaves, work)
             normaliser = step.expand()
             if level.leaf is not None:
-                chosen = step.select(normaliser, setup.options.beam, leaves=True)
+                chosen = step.select(normaliser, setup.answers, leaves=True)
                 pool = self._finish(pool, chosen, level, depth + 1)
             if level.inner is None:
                 break
@@ -96,7 +96,7 @@ class DeviceSearch:
             depth=torch.full_like(beams.node, depth),
             ancestors=beams.ancestors,
         )
-        return new if pool.leaf.shape[1] == 0 else merge_finished(pool, new, self.setup.options.beam)
+        return new if pool.leaf.shape[1] == 0 else merge_finished(pool, new, self.setup.answers)
 
 
 def _finite(values: Tensor, beams: Beams) -> Tensor:

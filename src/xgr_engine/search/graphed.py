@@ -22,7 +22,7 @@ from xgr_engine.xbeam.exclusions import NO_NODE
 if TYPE_CHECKING:  # it needs Triton, which a machine without a GPU may lack
     from xgr_engine.search.device import DeviceSearch
 
-_GRAPHS_KEPT = 8
+_GRAPHS_KEPT = 12  # every number of places up to 64, where nobody has anything excluded
 
 
 def places_for(users: int) -> int:

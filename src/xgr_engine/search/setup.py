@@ -35,6 +35,11 @@ class SearchSetup:
         rows = sum(min(self.options.beam, level.inner_count) for level in self.levels[:-1])
         return rows + self.options.beam * len(self.score_suffix)
 
+    @property
+    def answers(self) -> int:
+        """Complete SIDs a user that may still be among the best: K, each has an item. A suffix can reorder all W."""
+        return self.options.beam if self.score_suffix else self.options.top_k
+
 
 @dataclass(frozen=True)
 class DeadNodes:
