@@ -52,6 +52,11 @@ The result goes to stdout, as text or, with `--json`, as one JSON object with `s
 progress and errors go to stderr; `--log-format json` makes each a JSON object on a line. `XGR_DEBUG=1` or `-v` adds
 tracebacks to errors.
 
+Colours and bold are for terminals, and for `FORCE_COLOR=1`; `NO_COLOR=1` (any value that is not empty) turns both off
+and wins over `FORCE_COLOR`, `--color` wins over both variables. Text is UTF-8, whatever the locale: where that knows
+another encoding alone (`LC_ALL=C`), `xgr` starts again in Python's UTF-8 mode, so that names of files, ids and
+partitions beyond ASCII work; characters that a stream cannot spell (`PYTHONIOENCODING=ascii`) are escaped.
+
 | exit code | meaning |
 | --- | --- |
 | 0 | done, or nothing to do |

@@ -60,6 +60,13 @@ def report(error: BaseException, output: Output) -> int:
     if is_parser_error(error):
         output.error(*_explain_parser_error(error))
         return USAGE
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        output.error(
+            f"no valid UTF-8: {error.object[max(0, error.start - 60) : error.end + 60]}",
+            why="names of files and texts must be UTF-8",
+            hint="rename the file or directory, or mend the text",
+        )
+        return USAGE
     if isinstance(error, OSError) and error.strerror:
         output.error(*_explain_system_error(error))
         return FAILED

@@ -137,10 +137,13 @@ def _spread(arguments: Sequence[str], group: Any) -> list[str]:
 
 def main() -> None:
     """Entry point of the ``xgr`` script."""
+    _use_utf8()
     exit_on_termination()
     let_waiting_threads_sleep()
     keep_few_kernels()
     _prepare_streams()
+    if os.environ.get("NO_COLOR"):
+        os.environ.pop("FORCE_COLOR", None)  # help pages would obey both, and come out bold
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -148,6 +151,16 @@ def main() -> None:
         except BrokenPipeError:
             silence(stream)
     sys.exit(code)
+
+
+def _use_utf8() -> None:
+    """Start again in Python's UTF-8 mode where the locale has another encoding, such as LC_ALL=C.
+
+    There Python keeps the bytes of a name that the locale cannot spell as lone surrogates, which Arrow, tokenizers and
+    files in UTF-8 refuse.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _prepare_streams() -> None:

@@ -77,7 +77,7 @@ QuietFlag = Annotated[
 VerboseFlag = Annotated[bool, option("--verbose", "-v", help="more notes, and tracebacks", panel=GENERAL_PANEL)]
 Color = Annotated[
     ColorMode,
-    option("--color", help="colour; auto follows the terminal, NO_COLOR and FORCE_COLOR", panel=GENERAL_PANEL),
+    option("--color", help="colour; auto follows NO_COLOR, then FORCE_COLOR, then the terminal", panel=GENERAL_PANEL),
 ]
 ConfigFile = Annotated[
     Path | None,

@@ -29,7 +29,8 @@ class Output:
         json_mode: the result is one JSON object instead of text.
         quiet: no notes, no progress. Warnings, errors and the result stay.
         verbose: debug notes as well, and tracebacks.
-        color: ``auto`` (terminal, NO_COLOR, FORCE_COLOR), ``always`` or ``never``.
+        color: ``always``, ``never``, or ``auto``: as for ``never`` where NO_COLOR is set and not empty, else coloured
+            on a terminal and where FORCE_COLOR is set.
         log_format: ``text``, or ``json``: one JSON object a line on stderr.
         settings: merged settings of the command with their origins, for manifests.
     """
@@ -185,8 +186,9 @@ class Output:
         from rich.console import Console
 
         forced: dict[str, Any] = {}
-        if self.color == "never":
-            forced = {"no_color": True, "force_terminal": False}
+        if self.color == "never" or (self.color == "auto" and os.environ.get("NO_COLOR")):
+            # neither colours nor bold, whatever FORCE_COLOR says; a terminal stays one, for the progress bar
+            forced = {"no_color": True, "color_system": None, "force_terminal": stream.isatty()}
         elif self.color == "always":
             forced = {"no_color": False, "force_terminal": True}
         width = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -113,6 +114,10 @@ def test_json_log_lines_carry_time_level_and_run_id(cli: RunCli, toy: ModuleType
         (["--color", "always"], {}, True),
         (["--color", "always"], {"NO_COLOR": "1"}, True),
         ([], {"FORCE_COLOR": "1"}, True),
+        ([], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ([], {"FORCE_COLOR": "1", "NO_COLOR": "0"}, False),
+        ([], {"FORCE_COLOR": "1", "NO_COLOR": ""}, True),
+        (["--color", "always"], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, True),
         (["--color", "never"], {"FORCE_COLOR": "1"}, False),
         ([], {"XGR_COLOR": "always"}, True),
     ],
@@ -130,6 +135,31 @@ def test_color_follows_flag_then_variables(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert ("\x1b[" in cli("toy", "--in", "a", *flags).err) is colored
+
+
+@pytest.mark.parametrize("arguments", [["toy", "--show-config"], ["toy", "--help"], ["nothing"]])
+def test_no_color_wins_over_force_color_everywhere(child: Child, arguments: list[str]) -> None:
+    """no-color.org: a value that is not empty means no colours; here it means no bold and dim either."""
+    forced = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    styled, plain = (child(TOY, *arguments, env={**forced, **more}) for more in ({}, {"NO_COLOR": "1"}))
+    assert b"\x1b[" in styled.stdout + styled.stderr
+    assert b"\x1b" not in plain.stdout + plain.stderr and plain.stdout + plain.stderr
+
+
+def test_a_terminal_without_colours_is_still_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar moves the cursor; colours and bold are left out."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    output = Output()
+    output.error("wrong")
+    assert output.stderr_console().is_terminal and "\x1b" not in sys.stderr.getvalue()
+    assert "wrong" in sys.stderr.getvalue()
 
 
 def test_reader_that_goes_away_is_no_error_and_does_not_stop_the_job(child: Child) -> None:
