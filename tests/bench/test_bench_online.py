@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 import pytest
 from bench_support import tiny_workload
 
-from xgr_engine.bench.online import GreedyPolicy, Request, highest_rate, poisson_requests, run_trial, try_rate
-from xgr_engine.bench.workloads import Batch
+from xgr_engine.bench.online import (
+    MOST_USERS,
+    Request,
+    Server,
+    Trials,
+    measure_online,
+    poisson_requests,
+    shapes,
+    try_rate,
+    users_within,
+)
+from xgr_engine.bench.workloads import Batch, Workload
+from xgr_engine.search.graphed import _GRAPHS_KEPT, places_for
+from xgr_engine.xschedule.online import OnlineScheduler
 
 
 class FakeTime:
@@ -25,78 +35,115 @@ class FakeTime:
         self.moment = max(self.moment, moment)
 
 
+class FixedCost:
+    """An engine whose batches take 20 ms, and 2 ms a user."""
+
+    def __init__(self, clock: FakeTime, fixed: float = 0.020, each: float = 0.002) -> None:
+        self.clock = clock
+        self.fixed, self.each = fixed, each
+        self.prepared: list[int] = []
+        self.sizes: list[int] = []
+
+    def prepare(self, workload: Workload) -> None:
+        self.prepared.append(workload.users)
+
+    def release(self) -> None:
+        pass
+
+    def run(self, batch: Batch) -> None:
+        assert len(batch.prompts) <= (self.prepared or [MOST_USERS])[-1]
+        self.sizes.append(len(batch.prompts))
+        self.clock.moment += self.fixed + self.each * len(batch.prompts)
+
+
+def server(engine: FixedCost, users: int, slo_ms: float = 200.0) -> Server:
+    return Server(engine, tiny_workload(), users, slo_ms, engine.clock, fixed_shapes=False)  # type: ignore[arg-type]
+
+
 def _requests(*arrivals: float) -> list[Request]:
-    return [Request(arrival, np.zeros(3, np.int32)) for arrival in arrivals]
+    return [Request(arrival, np.zeros(13, np.int32)) for arrival in arrivals]
 
 
 def test_waiting_for_the_batch_before_counts() -> None:
-    clock = FakeTime()
-
-    def run(batch: Batch) -> None:
-        clock.moment += 1.0
-
-    latencies, sizes, seconds = run_trial(run, _requests(0.0, 0.1, 0.2, 5.0), GreedyPolicy(2, 100), clock)
+    engine = FixedCost(FakeTime(), fixed=1.0, each=0.0)
+    latencies, sizes, seconds = server(engine, 2, 1e6).serve(_requests(0.0, 0.1, 0.2, 5.0))
     # the first is alone; the next two wait for it and go together; the last finds an idle engine
     assert latencies == pytest.approx([1.0, 1.9, 1.8, 1.0])
     assert sizes == [1, 2, 1]
     assert seconds == pytest.approx(6.0)
 
 
-def test_batches_keep_both_limits_and_the_order() -> None:
-    waiting = deque(Request(at, np.zeros(size, np.int32)) for at, size in enumerate((4, 4, 4, 50, 1)))
-    policy = GreedyPolicy(users=3, tokens=10)
-    taken = [[len(request.prompt) for request in policy.take(waiting, 0.0)] for _ in range(4)]
-    assert taken == [[4, 4], [4], [50], [1]]  # a prompt beyond the limit goes alone
-    assert not waiting
-
-
-def test_a_policy_that_holds_everybody_back_is_an_error() -> None:
-    class Never:
-        def take(self, waiting: deque[Request], now: float) -> list[Request]:
-            return []
-
-    with pytest.raises(RuntimeError, match="holds requests back"):
-        run_trial(lambda batch: None, _requests(0.0), Never(), FakeTime())
+def test_the_engine_s_own_scheduler_decides_and_learns_from_measured_batches() -> None:
+    """A limit of 60 ms holds 20 users; a backlog is worked off in batches that take half of it."""
+    engine = FixedCost(FakeTime())
+    busy = server(engine, 64, slo_ms=60.0)
+    assert isinstance(busy.scheduler, OnlineScheduler)
+    busy.warm_up()
+    report = busy.scheduler.latency.report()
+    assert report["observed_batches"] == 2 * len(shapes(64))
+    assert report["seconds_a_batch"] == pytest.approx(0.020, rel=0.02)
+    assert report["relative_error"]["p90_abs"] < 0.05
+    _, sizes, _ = busy.serve(_requests(*[0.0] * 200))
+    assert sizes[0] in (19, 20)
+    assert set(sizes[1:-1]) <= {4, 5}
 
 
 def test_arrivals_are_poisson_and_fixed_by_the_seed() -> None:
     requests = poisson_requests(tiny_workload(), 50.0, 4000, seed=3)
     gaps = np.diff([request.arrival for request in requests])
-    assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.01)
     assert gaps.std() == pytest.approx(1 / 50, rel=0.1)
     again = poisson_requests(tiny_workload(), 50.0, 4000, seed=3)
     assert [request.arrival for request in again] == [request.arrival for request in requests]
 
 
-class FixedCost:
-    """An engine whose batches take 20 ms, and 2 ms a user."""
-
-    def __init__(self, clock: FakeTime) -> None:
-        self.clock = clock
-
-    def run(self, batch: Batch) -> None:
-        self.clock.moment += 0.020 + 0.002 * len(batch.prompts)
-
-
 def test_a_rate_beyond_what_can_be_served_breaks_the_limit() -> None:
-    clock = FakeTime()
-    engine, policy, workload = FixedCost(clock), GreedyPolicy(8, 10_000), tiny_workload(users=8)
-    slow = try_rate(engine, workload, policy, 50.0, 200.0, 400, clock)  # type: ignore[arg-type]
+    busy = server(FixedCost(FakeTime()), 8)
+    busy.warm_up()
+    slow = try_rate(busy, 50.0, 200.0, 400)
     assert slow.holds
     assert slow.p50_ms >= 22.0
-    fast = try_rate(engine, workload, policy, 2000.0, 200.0, 400, clock)  # type: ignore[arg-type]
+    fast = try_rate(busy, 2000.0, 200.0, 400)
     assert not fast.holds
     assert fast.served < 250  # 8 users in 36 ms
 
 
-def test_search_for_the_highest_rate_ends_where_the_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeTime()
-    monkeypatch.setattr("xgr_engine.bench.online.time.perf_counter", clock.now)
-    found = highest_rate(FixedCost(clock), tiny_workload(users=8), 200.0, 300, lambda text: None, clock)  # type: ignore[arg-type]
-    assert found["largest_batch"] == 8
+def test_search_for_the_highest_rate_ends_where_the_limit_holds() -> None:
+    engine = FixedCost(FakeTime())
+    trials = Trials(200.0, 300, 4.0)
+    found = measure_online(engine, tiny_workload(), trials, lambda text: None, engine.clock)  # type: ignore[arg-type]
+    assert found["largest_batch"] == 64  # 148 ms
+    assert engine.prepared == [8, 64]
     assert found["p99_ms"] <= 200.0
-    assert 100 < found["rate"] < 8 / 0.036
+    # 90 users take 200 ms at once, but whoever waits for a batch of 40 has 100 ms left for the next of 40
+    assert 250 < found["rate"] < 64 / 0.148
     assert len(found["trials"]) >= 2
-    none = highest_rate(FixedCost(clock), tiny_workload(users=8), 10.0, 20, lambda text: None, clock)  # type: ignore[arg-type]
+    assert all(trial["requests"] >= 300 for trial in found["trials"])
+    assert found["latency_model"]["relative_error"]["p90_abs"] < 0.05
+    impossible = Trials(10.0, 20, 0.1)
+    none = measure_online(engine, tiny_workload(), impossible, lambda text: None, engine.clock)  # type: ignore[arg-type]
     assert none["rate"] is None
     assert "one user takes" in none["reason"]
+
+
+def test_trials_are_long_enough_for_a_tail() -> None:
+    trials = Trials(200.0, 200, 4.0)
+    assert trials.requests_at(1000.0) == 4000
+    assert trials.requests_at(30.0) == 200
+    assert trials.requests_at(2.0) == 40  # 20 seconds
+    assert trials.requests_at(0.1) == 20
+
+
+def test_the_largest_batch_follows_the_limit() -> None:
+    assert users_within(22.0, 36.0, 8, 200.0) == 64
+    assert users_within(60.0, 200.0, 8, 200.0) == 8
+    assert users_within(60.0, 100.0, 2, 200.0) == 4  # 4.5 would fit
+    assert users_within(300.0, 900.0, 8, 200.0) == 1
+    assert users_within(10.0, 10.0, 8, 200.0) == MOST_USERS
+
+
+def test_every_shape_of_a_trial_is_warm() -> None:
+    """Whatever number of users the scheduler takes, its captured shape was run before, and none was thrown away."""
+    for users in (1, 3, 5, 16, 48, 64):
+        assert {places_for(count) for count in range(1, users + 1)} == {places_for(count) for count in shapes(users)}
+    assert len(shapes(MOST_USERS)) <= _GRAPHS_KEPT

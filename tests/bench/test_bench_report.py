@@ -45,6 +45,7 @@ def _small_run() -> str:
         max_repeats=3,
         online=True,
         online_requests=5,
+        online_trial_s=0.05,
         online_contenders=("xgr",),
         constraint=True,
         constraint_items=(500, 5000, 10**7),
@@ -106,6 +107,8 @@ def test_online_reports_what_it_tried(record: Record) -> None:
     for entry in record["online"]:
         assert entry["status"] == "ok"
         assert entry["trials"] or entry["reason"]
+        assert entry["latency_model"]["observed_batches"] > 3
+        assert entry["latency_model"]["relative_error"]["p50_abs"] >= 0
 
 
 def test_a_time_limit_leaves_out_and_says_so() -> None:

@@ -1,7 +1,9 @@
 """Online mode: requests arrive at random, whoever waits is batched, and the P99 of the whole wait must hold.
 
 Open loop: arrivals follow a Poisson process fixed beforehand and do not slow down when the engine falls behind. A
-request's latency counts from its arrival to its answer, queueing included.
+request's latency counts from its arrival to its answer, queueing included. Who is computed next is decided by the
+engine's own scheduler (:mod:`xgr_engine.xschedule.online`), the same for every contender, with a latency model that
+learns from each contender's own batches.
 """
 
 from __future__ import annotations
@@ -9,20 +11,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from xgr_engine.bench.baselines.base import Contender
-from xgr_engine.bench.measure import quantile
+from xgr_engine.bench.cost import rows_a_level
 from xgr_engine.bench.workloads import Batch, Prompt, Workload
+from xgr_engine.xschedule.online import OnlineScheduler
+from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
 Note = Callable[[str], None]
-_STEPS = 5  # halvings of the interval that holds the highest rate
+MOST_USERS = 64  # of a batch; larger ones bring nothing under a limit of a fraction of a second
+_PROBED_USERS = 8
+_STEPS = 6  # halvings of the interval that holds the highest rate
 _CLOSE = 0.04  # or until its ends are this close
-_TRIAL_S = 10.0  # a slow engine gets fewer requests, so that a trial ends in about this time
+_LONGEST_TRIAL_S = 20.0  # a slow engine gets fewer requests, so that a trial ends in about this time
 _FEWEST = 20
+_PROMPTS = 64  # different ones; requests beyond repeat them
 
 
 @dataclass(frozen=True)
@@ -33,31 +40,23 @@ class Request:
     prompt: Prompt
 
 
-class BatchPolicy(Protocol):
-    """Decides who is computed next. A scheduler of the engine can take this place."""
-
-    def take(self, waiting: deque[Request], now: float) -> list[Request]:
-        """Remove the next batch from ``waiting`` (oldest first, not empty); an empty list waits for more."""
-        ...
-
-
 @dataclass(frozen=True)
-class GreedyPolicy:
-    """Everybody who waits, oldest first, up to ``users`` prompts and ``tokens`` prompt tokens; never waits for more."""
+class Trials:
+    """What a trial is.
 
-    users: int
-    tokens: int
+    Attributes:
+        slo_ms: what the P99 must keep.
+        requests: at least so many, where 20 seconds suffice for them; seconds: and for at least so long.
+    """
 
-    def take(self, waiting: deque[Request], now: float) -> list[Request]:
-        """As :class:`BatchPolicy`."""
-        batch: list[Request] = []
-        tokens = 0
-        while waiting and len(batch) < self.users:
-            tokens += len(waiting[0].prompt)
-            if batch and tokens > self.tokens:
-                break
-            batch.append(waiting.popleft())
-        return batch
+    slo_ms: float
+    requests: int
+    seconds: float
+
+    def requests_at(self, rate: float) -> int:
+        """How many requests a trial at ``rate`` has."""
+        wanted = max(self.requests, rate * self.seconds)
+        return int(max(_FEWEST, min(wanted, rate * _LONGEST_TRIAL_S)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Trial:
     """One rate tried.
 
     Attributes:
-        rate: requests a second offered; served: requests a second finished.
+        rate: requests a second offered; served: requests a second finished, the emptying of the queue included.
         p50_ms, p99_ms: latency with queueing; holds: whether the P99 kept the limit.
         mean_batch: users a batch.
     """
@@ -105,120 +104,137 @@ class WallClock:
                 time.sleep(left - 1e-3)
 
 
-def run_trial(
-    run: Callable[[Batch], object], requests: list[Request], policy: BatchPolicy, clock: Clock
-) -> tuple[list[float], list[int], float]:
-    """Serve the requests.
+class Server:
+    """A contender behind the scheduler.
 
-    Returns:
-        Latency in seconds of each request in order of arrival, the batch sizes, and the seconds the trial took.
+    Args:
+        contender: prepared for batches of ``users`` prompts of ``workload``.
+        fixed_shapes: batches run in captured shapes of a few user counts.
     """
-    begin = clock.now()
-    waiting: deque[Request] = deque()
-    finished: dict[float, float] = {}
-    sizes: list[int] = []
-    upcoming = deque(requests)
-    while upcoming or waiting:
-        now = clock.now() - begin
-        while upcoming and upcoming[0].arrival <= now:
-            waiting.append(upcoming.popleft())
-        batch = policy.take(waiting, now) if waiting else []
-        if not batch:
-            if not upcoming:
-                raise RuntimeError("the batch policy holds requests back though nobody else will come")
-            clock.wait_until(begin + upcoming[0].arrival)
-            waiting.append(upcoming.popleft())  # it is here, whatever rounding makes of the clock
-            continue
-        run(Batch(tuple(request.prompt for request in batch)))
-        done = clock.now() - begin
-        sizes.append(len(batch))
-        finished |= {request.arrival: done - request.arrival for request in batch}
-    return [finished[request.arrival] for request in requests], sizes, clock.now() - begin
+
+    def __init__(
+        self, contender: Contender, workload: Workload, users: int, slo_ms: float, clock: Clock, *, fixed_shapes: bool
+    ) -> None:
+        self.contender = contender
+        self.workload = workload
+        self.clock = clock
+        longest = max(workload.context, *(len(prompt) for prompt in workload.prompts), 1)
+        limits = BatchLimits(
+            tokens=(users + 1) * longest,
+            rows=users,
+            rows_per_user=1,
+            longest_prompt=longest,
+            fixed_shapes=fixed_shapes,
+            level_rows=sum(rows_a_level(workload)),
+        )
+        self.scheduler: OnlineScheduler[Request] = OnlineScheduler(limits, slo_ms / 1e3)
+
+    def warm_up(self) -> None:
+        """Every shape that may come up is compiled and captured, and the latency model learns what each takes."""
+        for users in shapes(self.scheduler.limits.users):
+            requests = [Request(0.0, prompt) for prompt in self.workload.batch(users, users).prompts]
+            self.contender.run(Batch(tuple(request.prompt for request in requests)))
+            for _ in range(2):
+                self._compute(requests)
+
+    def serve(self, requests: list[Request]) -> tuple[list[float], list[int], float]:
+        """Compute the requests as they arrive.
+
+        Returns:
+            Latency in seconds of each request in order of arrival, the batch sizes, and the seconds it took.
+        """
+        begin = self.clock.now()
+        waiting: deque[Request] = deque()
+        latencies: list[float] = []
+        sizes: list[int] = []
+        upcoming = deque(requests)
+        while upcoming or waiting:
+            now = self.clock.now() - begin
+            while upcoming and upcoming[0].arrival <= now:
+                waiting.append(upcoming.popleft())
+            if not waiting:
+                self.clock.wait_until(begin + upcoming[0].arrival)
+                waiting.append(upcoming.popleft())  # it is here, whatever rounding makes of the clock
+                now = self.clock.now() - begin
+            batch = self.scheduler.take(waiting, now)
+            self._compute(batch)
+            done = self.clock.now() - begin
+            sizes.append(len(batch))
+            latencies += [done - request.arrival for request in batch]  # the scheduler keeps the order of arrival
+        return latencies, sizes, self.clock.now() - begin
+
+    def _compute(self, batch: list[Request]) -> None:
+        start = self.clock.now()
+        self.contender.run(Batch(tuple(request.prompt for request in batch)))
+        self.scheduler.observe(batch, self.clock.now() - start)
+
+
+def shapes(users: int) -> list[int]:
+    """Sizes of the captured shapes that batches of up to ``users`` run in: 1, 2, 3, 4, 6, 8, 12, ..."""
+    return sorted({filling(count) for count in range(1, users + 1)} | {users})
 
 
 def poisson_requests(workload: Workload, rate: float, count: int, seed: int) -> list[Request]:
-    """``count`` requests at ``rate`` a second on average; prompts as the workload draws them."""
-    generator = np.random.default_rng(seed)
-    arrivals = np.cumsum(generator.exponential(1.0 / rate, count))
-    prompts = [workload.batch(number, 1).prompts[0] for number in range(min(count, 64))]
+    """``count`` requests in ``count / rate`` seconds; prompts as the workload draws them.
+
+    Given their number, the arrivals of a Poisson process are independent and uniform: so the rate is met exactly.
+    """
+    arrivals = np.sort(np.random.default_rng(seed).uniform(0.0, count / rate, count))
+    prompts = [workload.batch(number, 1).prompts[0] for number in range(min(count, _PROMPTS))]
     return [Request(float(arrival), prompts[at % len(prompts)]) for at, arrival in enumerate(arrivals)]
 
 
-def try_rate(
-    contender: Contender,
-    workload: Workload,
-    policy: BatchPolicy,
-    rate: float,
-    slo_ms: float,
-    count: int,
-    clock: Clock | None = None,
-    seed: int = 0,
-) -> Trial:
+def try_rate(server: Server, rate: float, slo_ms: float, count: int, seed: int = 0) -> Trial:
     """Offer one rate and judge it."""
-    requests = poisson_requests(workload, rate, count, seed)
-    latencies, sizes, seconds = run_trial(contender.run, requests, policy, clock or WallClock())
+    latencies, sizes, seconds = server.serve(poisson_requests(server.workload, rate, count, seed))
     p50, p99 = (float(np.percentile(latencies, percent)) * 1e3 for percent in (50, 99))
     return Trial(rate, count / seconds, p50, p99, p99 <= slo_ms, float(np.mean(sizes)), count)
 
 
-def largest_batch(contender: Contender, workload: Workload, slo_ms: float) -> tuple[int, float]:
-    """The most users whose batch takes at most half the limit (a request may have to wait for one batch before its
-    own), and that batch's milliseconds. 1 user where even that takes longer."""
-    users, best, best_ms = 1, 1, float("inf")
-    while users <= workload.users:
-        batch = workload.batch(0, users)
+def batch_ms(contender: Contender, workload: Workload, users: int, clock: Clock, repeats: int = 3) -> float:
+    """Median milliseconds of a batch, after one that is not counted."""
+    batch, times = workload.batch(0, users), []
+    contender.run(batch)
+    for _ in range(repeats):
+        start = clock.now()
         contender.run(batch)
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            contender.run(batch)
-            times.append((time.perf_counter() - start) * 1e3)
-        found = quantile(times, 50)
-        assert found is not None
-        if users > 1 and found.value > slo_ms / 2:
-            break
-        best, best_ms = users, found.value
-        users *= 2
-    return best, best_ms
+        times.append((clock.now() - start) * 1e3)
+    return float(np.median(times))
+
+
+def users_within(alone_ms: float, together_ms: float, users: int, slo_ms: float) -> int:
+    """The most users, of the shapes' sizes and up to :data:`MOST_USERS`, whose batch ends within the limit, from the
+    time of one user and that of a batch of ``users``. 1 where even one takes longer."""
+    slope = max(together_ms - alone_ms, 0.02 * together_ms) / (users - 1) if users > 1 else alone_ms
+    return filling(int(np.clip(1 + (slo_ms - alone_ms) / max(slope, 1e-9), 1, MOST_USERS)))
 
 
 def highest_rate(
-    contender: Contender,
-    workload: Workload,
-    slo_ms: float,
-    count: int,
-    note: Note,
-    clock: Clock | None = None,
-    deadline: float = float("inf"),
+    server: Server, first_rate: float, trials: Trials, note: Note, deadline: float = float("inf")
 ) -> dict[str, Any]:
     """Search for the highest rate whose P99 keeps the limit.
 
     Args:
-        contender: prepared for ``workload``, whose number of users bounds the batches.
-        count: requests of a trial, at most.
-        deadline: of ``time.monotonic``; no trial begins after it.
+        server: warmed up.
+        first_rate: an estimate of what it can serve at most.
+        deadline: of ``time.monotonic``; no trial begins after it, except the first.
 
     Returns:
-        The rate (None where not even one user in time is possible) and every trial on the way.
+        The rate (None where none tried held) and every trial on the way.
     """
-    users, batch_ms = largest_batch(contender, workload, slo_ms)
-    for size in range(1, users + 1):  # every shape that may come up is compiled and captured before the clock runs
-        contender.run(workload.batch(0, size))
-    policy = GreedyPolicy(users, users * workload.context)
-    trials: list[Trial] = []
-    record: dict[str, Any] = {"slo_ms": slo_ms, "largest_batch": users, "batch_ms": batch_ms}
-    if batch_ms > slo_ms:
-        return {**record, "rate": None, "p99_ms": None, "reason": f"one user takes {batch_ms:,.0f} ms", "trials": []}
-    low, high = 0.0, users / (batch_ms / 1e3)  # beyond it the queue grows without end
+    low, high = 0.0, first_rate
     best: Trial | None = None
-    rate = 0.8 * high
-    for _ in range(_STEPS):
-        if trials and time.monotonic() > deadline:
+    tried: list[Trial] = []
+    rate = 0.8 * first_rate
+    for step in range(_STEPS):
+        if tried and time.monotonic() > deadline:
             break
-        requests = max(_FEWEST, min(count, int(rate * _TRIAL_S)))
-        trial = try_rate(contender, workload, policy, rate, slo_ms, requests, clock)
-        trials.append(trial)
-        note(f"    {trial.rate:,.1f} requests/s: P99 {trial.p99_ms:,.0f} ms, {trial.mean_batch:.1f} users a batch")
+        trial = try_rate(server, rate, trials.slo_ms, trials.requests_at(rate), seed=step)
+        tried.append(trial)
+        note(
+            f"    {trial.rate:,.1f} requests/s: P99 {trial.p99_ms:,.0f} ms of {trial.requests}, "
+            f"{trial.mean_batch:.1f} users a batch"
+        )
         if trial.holds:
             low, best = rate, trial
         else:
@@ -227,9 +243,56 @@ def highest_rate(
             break
         rate = (low + high) / 2
     return {
-        **record,
         "rate": best.rate if best else None,
         "p99_ms": best.p99_ms if best else None,
+        "mean_batch": best.mean_batch if best else None,
+        "requests": best.requests if best else None,
         "reason": "" if best else "no rate tried kept the limit",
-        "trials": [vars(trial) for trial in trials],
+        "trials": [asdict(trial) for trial in tried],
+    }
+
+
+def measure_online(
+    contender: Contender,
+    workload: Workload,
+    trials: Trials,
+    note: Note,
+    clock: Clock | None = None,
+    deadline: float = float("inf"),
+    most_users: int = MOST_USERS,
+) -> dict[str, Any]:
+    """Prepare a contender for the largest batch that the limit allows, and find its highest rate.
+
+    Args:
+        contender: not prepared; it is when this returns or raises, and the caller releases it.
+        workload: its number of users is of no account.
+        most_users: of a batch, where memory allows no more.
+
+    Returns:
+        :func:`highest_rate`, the largest batch, and how far the latency model's predictions were off.
+    """
+    clock = clock or WallClock()
+    fixed_shapes = workload.model.device.type == "cuda"
+    probed = min(_PROBED_USERS, most_users)
+    contender.prepare(replace(workload, users=probed))
+    alone_ms = batch_ms(contender, workload, 1, clock)
+    if alone_ms > trials.slo_ms:
+        why = f"one user takes {alone_ms:,.0f} ms"
+        return {"slo_ms": trials.slo_ms, "rate": None, "p99_ms": None, "reason": why, "trials": []}
+    together_ms = batch_ms(contender, workload, probed, clock)
+    users = min(most_users, users_within(alone_ms, together_ms, probed, trials.slo_ms))
+    if users > probed:
+        contender.release()
+        contender.prepare(replace(workload, users=users))
+    server = Server(contender, workload, users, trials.slo_ms, clock, fixed_shapes=fixed_shapes)
+    server.warm_up()
+    largest_ms = batch_ms(contender, workload, users, clock)
+    capacity = max(size / ms for size, ms in ((1, alone_ms), (users, largest_ms))) * 1e3
+    found = highest_rate(server, capacity, trials, note, deadline)
+    return {
+        "slo_ms": trials.slo_ms,
+        "largest_batch": users,
+        "batch_ms": largest_ms,
+        **found,
+        "latency_model": server.scheduler.latency.report(),
     }

@@ -29,7 +29,7 @@ class BenchOptions:
         ablations, online, attention, constraint, timeline: parts of the report.
         constraint_items: catalog sizes of the constraint's cost.
         slo_ms: what the P99 of the online mode must keep.
-        online_requests: requests of a trial; online_contenders: who takes part.
+        online_requests, online_trial_s: least requests and least seconds of a trial; online_contenders: who takes part.
         time_limit_s: no further part is begun after that many seconds; the report lists what was left out.
     """
 
@@ -63,7 +63,8 @@ class BenchOptions:
     timeline: bool = True
     constraint_items: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     slo_ms: float = 200.0
-    online_requests: int = 300
+    online_requests: int = 200
+    online_trial_s: float = 4.0
     online_contenders: tuple[str, ...] = ("xgr", "paged")
     time_limit_s: float | None = None
 
@@ -137,6 +138,7 @@ def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:
             time_limit_s=45.0,
             online=True,
             online_requests=60,
+            online_trial_s=1.5,
             online_contenders=("xgr",),
         )
     raise UsageError(f"--preset {name}: must be one of {', '.join(PRESETS)}")

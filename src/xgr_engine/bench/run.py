@@ -21,7 +21,7 @@ from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.machine import Watch, describe_machine, measure_ceilings
 from xgr_engine.bench.memory import free_memory
-from xgr_engine.bench.online import highest_rate
+from xgr_engine.bench.online import MOST_USERS, Trials, measure_online
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import phase_times, timeline
 from xgr_engine.bench.point import Budget, Row
@@ -43,7 +43,6 @@ from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.xschedule.engines import is_out_of_memory
 
 Record = dict[str, Any]
-_MOST_ONLINE_USERS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,40 +260,32 @@ class Bench:
     def _online(self, subject: Subject, beam: int) -> None:
         options, model = self.options, subject.model
         context = options.contexts[len(options.contexts) // 2]
-        workload = self._workload(subject, context=context, users=_MOST_ONLINE_USERS, beam=beam)
+        workload = self._workload(subject, context=context, users=1, beam=beam)
         for name in options.online_contenders:
             entry: Record = {"contender": name, "model": model.name, "context": workload.context, "beam": beam}
+            self.caller.note(f"  {name}")
             entry |= self._one_online(name, workload)
             self.record["online"].append(entry)
 
     def _one_online(self, name: str, workload: Workload) -> Record:
-        out_of_memory = False
         contender = make_contender(name)
         if reason := contender.available(workload):
             return {"status": "not run", "reason": reason, "rate": None}
+        trials = Trials(self.options.slo_ms, self.options.online_requests, self.options.online_trial_s)
+        most, note, deadline = MOST_USERS, self.caller.note, self._budget.deadline
         while True:
             try:
-                contender.prepare(workload)
-                options, budget = self.options, self._budget
-                found = highest_rate(
-                    contender,
-                    workload,
-                    options.slo_ms,
-                    options.online_requests,
-                    self.caller.note,
-                    deadline=budget.deadline,
-                )
+                found = measure_online(contender, workload, trials, note, deadline=deadline, most_users=most)
                 return {"status": "ok", **found}
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                out_of_memory = True
             finally:
                 contender.release()
                 free_memory(self.device)
-            if out_of_memory and workload.users == 1:
+            if most == 1:
                 return {"status": "out of memory", "rate": None}
-            workload = replace(workload, users=max(1, workload.users // 2))
+            most //= 2
 
 
 def run_bench(options: BenchOptions, device: torch.device, caller: BenchCaller) -> Record:
