@@ -12,13 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from xgr_engine.catalog.readers import ReadOptions, csv_quotes, read_catalog
-from xgr_engine.catalog.readers.csv_quotes import find_quote_fault
+from xgr_engine.catalog.readers.csv_quotes import QuotedField, QuoteFault, scan_quotes
 from xgr_engine.errors import CatalogError
 
 
-def fault_by_hand(text: bytes) -> int | None:
-    """Offset of the opening quote of the first field that swallows lines; Arrow's rules, byte by byte."""
-    state, opened, at = "start", 0, 0
+def scanned_by_hand(text: bytes) -> tuple[str, int, int]:
+    """Offset of the opening quote of the first field that swallows lines, else of the one with most lines, and these.
+
+    Arrow's rules, byte by byte.
+    """
+    state, opened, at, longest = "start", 0, 0, ("field", 0, 0)
     while at < len(text):
         byte = text[at : at + 1]
         if state == "quoted":
@@ -27,14 +30,16 @@ def fault_by_hand(text: bytes) -> int | None:
             elif byte == b'"':
                 behind = text[at + 1 : at + 2]
                 if behind not in (b"", b",", b"\n", b"\r") and any(end in text[opened:at] for end in (b"\n", b"\r")):
-                    return opened
+                    return ("fault", opened, 0)
+                lines = text[opened:at].count(b"\n") + 1
+                longest = max(longest, ("field", opened, lines), key=lambda field: field[2])
                 state = "plain"
         elif state == "start" and byte == b'"':
             state, opened = "quoted", at
         else:
             state = "start" if byte in (b",", b"\n", b"\r") else "plain"
         at += 1
-    return opened if state == "quoted" else None
+    return ("fault", opened, 0) if state == "quoted" else longest
 
 
 @settings(max_examples=300, deadline=None)
@@ -49,8 +54,10 @@ def fault_by_hand(text: bytes) -> int | None:
 def test_the_scan_equals_a_byte_by_byte_machine_at_any_block_size(text: bytes, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_quotes, "_BLOCK", block)
-        fault = find_quote_fault(io.BytesIO(text))
-    assert (fault.offset if fault else None) == fault_by_hand(text)
+        found = scan_quotes(io.BytesIO(text))
+    lines = found.lines if isinstance(found, QuotedField) else 0
+    kind = "fault" if isinstance(found, QuoteFault) else "field"
+    assert (kind, found.offset, lines) == scanned_by_hand(text)
 
 
 @pytest.mark.parametrize("name", ["c.csv", "c.csv.gz"])
@@ -77,10 +84,31 @@ def test_inch_marks_and_closed_fields_of_several_lines_are_legal(tmp_path: Path)
     assert titles == ['12" pipe', '6" pipe,\nblack', "", "7 pipe"]
 
 
+def test_a_field_of_very_many_lines_is_warned_of_and_then_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two stray quotes: by the rules of CSV one field, in truth all rows between them."""
+    path = tmp_path / "c.csv"
+
+    def read(swallowed: int) -> int:
+        rows = "".join(f"{item},1-{item},b\n" for item in range(4, 4 + swallowed))
+        path.write_text(f'item_id,sid,title\n1,1-1,"a\nb"\n2,1-2,"inch\n3,1-3,c\n{rows}9,1-9,12"\n8,1-8,d\n')
+        return len(read_catalog([path], ReadOptions()).item_id)
+
+    assert read(97) == 3 and not caplog.records
+    assert read(98) == 3 and read(98) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}, line 4: a quoted field of 101 lines begins there; if its quote does not belong there, the rows in it "
+        "are lost"
+    ]
+    with pytest.raises(CatalogError, match=r"c.csv, line 4: a quoted field of 10,001 lines begins there"):
+        read(9998)
+
+
 @pytest.mark.parametrize("row", [b'1,"[""p"",""q""]","a\nb"\n', b'1,12" pipe,"x"\n'])
 def test_a_large_file_takes_seconds(row: bytes) -> None:
     """Far below what parsing it costs: a second for 16 MiB is the limit of a busy machine, not the usual time."""
     text = row * ((16 << 20) // len(row))
     started = time.perf_counter()
-    assert find_quote_fault(io.BytesIO(text)) is None
+    assert isinstance(scan_quotes(io.BytesIO(text)), QuotedField)
     assert time.perf_counter() - started < 5

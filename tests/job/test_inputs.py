@@ -197,3 +197,17 @@ def test_a_quote_that_swallows_users_is_refused_naming_its_line(tmp_path: Path, 
     with pytest.raises(HistoryError, match=rf"users.csv, line {line}: a quoted field") as caught:
         open_inputs(options(path, list_text="json"))
     assert caught.value.exit_code == 2
+
+
+def test_a_quoted_field_of_very_many_lines_is_warned_of_and_then_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "users.csv"
+    for swallowed in (150, 10_050):
+        rows = "".join(f"u{user},[1]\n" for user in range(swallowed))
+        path.write_text(f'user_id,history\na,[1]\n"b,[2]\n{rows}c",[3]\nd,[4]\n')
+        if swallowed < 10_000:
+            assert open_inputs(options(path, list_text="json")).rows == 3
+    assert "users.csv, line 3: a quoted field of 152 lines" in caplog.text
+    with pytest.raises(HistoryError, match=r"users.csv, line 3: a quoted field of 10,052 lines begins there"):
+        open_inputs(options(path, list_text="json"))
