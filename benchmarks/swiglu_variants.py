@@ -40,8 +40,8 @@ def two_kernels(x: Tensor, weight: Tensor, out: Tensor) -> object:
     return plain_kernels.silu_mul(linear(x, weight), out=out)
 
 
-def hopper(group: int, stages: int, lead: int) -> Candidate:
-    return partial(_hopper, SwigluTiles(group, stages, lead))
+def hopper(group: int = 16, stages: int = 4, lead: int = 2, producers: int = 1) -> Candidate:
+    return partial(_hopper, SwigluTiles(group, stages, lead, producers))
 
 
 def _hopper(tiles: SwigluTiles, x: Tensor, weight: Tensor, out: Tensor) -> object:
@@ -55,12 +55,14 @@ def _plain(stages: int, x: Tensor, weight: Tensor, out: Tensor) -> object:
 REFERENCE = "linear + silu_mul"
 CANDIDATES: dict[str, Candidate] = {
     REFERENCE: two_kernels,
-    "hopper g16 s4 lead 2": hopper(16, 4, 2),
-    "hopper g16 s4 lead 0": hopper(16, 4, 0),
-    "hopper g16 s4 lead 3": hopper(16, 4, 3),
-    "hopper g16 s3 lead 1": hopper(16, 3, 1),
-    "hopper g8 s4 lead 2": hopper(8, 4, 2),
-    "hopper g12 s4 lead 2": hopper(12, 4, 2),
+    "hopper": hopper(),
+    "hopper lead 0": hopper(lead=0),
+    "hopper lead 1": hopper(lead=1),
+    "hopper lead 3": hopper(lead=3),
+    "hopper stages 3 lead 1": hopper(stages=3, lead=1),
+    "hopper group 8": hopper(group=8),
+    "hopper group 32": hopper(group=32),
+    "hopper 4 producers": hopper(producers=4),
     "plain s4": partial(_plain, 4),
     "plain s3": partial(_plain, 3),
 }

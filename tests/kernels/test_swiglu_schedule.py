@@ -41,6 +41,7 @@ def run(source: str, shape: tuple[int, ...], seed: int) -> None:
         DEPTH=DEPTH,
         STAGES=stages,
         LEAD=lead,
+        PRODUCERS=1,
     )
     gate, up = (x @ weight.T).chunk(2, dim=1)
     torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=1e-9, atol=1e-9)
@@ -54,7 +55,9 @@ def test_every_tile_is_right_whoever_is_slow(shape, seed):
 
 FAULTS = {
     "a slot given back while a product reads it": ("acc = warpgroup_mma_wait(1, [acc])", "acc = acc"),
-    "a slot that nobody gives back": ("        mbarrier.arrive(empty.index(before))\n\n", "\n"),
+    "a slot that nobody gives back": ("        mbarrier.arrive(empty.index(INDEX * STAGES + before))\n\n", "\n"),
+    "a slot given back by one consumer alone": ("mbarrier.wait(empty.index(STAGES + stage), phase)", "pass"),
+    "a lead of a whole ring": ("ahead = stage + LEAD - 1", "ahead = stage + STAGES - 1"),
     "a phase that does not flip": ("phase ^ 1", "phase"),
     "no wait for the inputs": ("mbarrier.wait(full.index(stage), phase)", "pass"),
     "a producer that does not wait": ("mbarrier.wait(empty.index(stage), phase)", "pass"),

@@ -27,11 +27,13 @@ class SwigluTiles:
         group: Rows of tiles that are worked on side by side, so that caches keep their inputs.
         stages: Slices of the inputs in flight, 2 to 4 (48 KiB each).
         lead: Slices by which one half of a program runs ahead of the other, below ``stages``.
+        producers: Warps that start copies, 1 or 4.
     """
 
     group: int = 16
     stages: int = 4
     lead: int = 2
+    producers: int = 1
 
 
 DEFAULT = SwigluTiles()
@@ -99,6 +101,7 @@ def swiglu_product(x: Tensor, weight: Tensor, out: Tensor | None = None, tiles: 
         DEPTH=DEPTH,
         STAGES=tiles.stages,
         LEAD=min(tiles.lead, tiles.stages - 1, steps - 1),  # a slice that never comes must not be waited for
+        PRODUCERS=tiles.producers,
         num_warps=4,
     )
     return out

@@ -7,8 +7,9 @@ side by side in shared memory, so one instruction multiplies both (64 x 256 x 16
 would wait for shared memory), and both halves of a result meet in the registers of one thread.
 
 Nothing of the next tile waits for the end of this one but the accumulators. So that their readers do not leave the
-tensor cores idle, the second warpgroup starts LEAD slices behind the first and stays there: while one computes silu
-and stores, the other multiplies alone, at twice its usual rate.
+tensor cores idle, the second warpgroup begins a tile when the first is done with LEAD slices of it: while one computes
+silu and stores, the other multiplies alone, at twice its usual rate. Each has its own barriers for slots it is done
+with, which is how the second knows.
 """
 
 # Gluon kernels are compiled from source; annotations in them would describe nothing.
@@ -67,6 +68,7 @@ def _produce(
         m, n = _tile(work, tiles_m, tiles_n, GROUP)
         for k in range(steps):
             mbarrier.wait(empty.index(stage), phase)
+            mbarrier.wait(empty.index(STAGES + stage), phase)
             mbarrier.expect(full.index(stage), BYTES)
             at = k * DEPTH
             tma.async_copy_global_to_shared(x_tiles, [m * ROWS, at], full.index(stage), x_whole.index(stage))
@@ -93,10 +95,14 @@ def _consume(
     stage = 0
     phase = 0
     acc = gl.zeros([M, 2 * COLS], gl.float32, BOTH)
-    if INDEX == 1:
-        mbarrier.wait(full.index(LEAD), 0)  # the producer fills the whole ring before it waits for anyone
     for work in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = _tile(work, tiles_m, tiles_n, GROUP)
+        if INDEX == 1 and LEAD > 0:
+            # Should the other be behind for once, this may let pass too early: the lead is for speed alone.
+            ahead = stage + LEAD - 1
+            wrapped = ahead >= STAGES
+            ahead = gl.where(wrapped, ahead - STAGES, ahead)
+            mbarrier.wait(empty.index(ahead), gl.where(wrapped, phase ^ 1, phase))
         mbarrier.wait(full.index(stage), phase)
         acc = warpgroup_mma(
             x_smem.index(stage * 2 + INDEX), w_both.index(stage).permute((1, 0)), acc, use_acc=False, is_async=True
@@ -110,11 +116,11 @@ def _consume(
                 x_smem.index(stage * 2 + INDEX), w_both.index(stage).permute((1, 0)), acc, is_async=True
             )
             acc = warpgroup_mma_wait(1, [acc])
-            mbarrier.arrive(empty.index(before))
+            mbarrier.arrive(empty.index(INDEX * STAGES + before))
             before = stage
             stage, phase = _advance(stage, phase, STAGES)
         acc = warpgroup_mma_wait(0, [acc])
-        mbarrier.arrive(empty.index(before))
+        mbarrier.arrive(empty.index(INDEX * STAGES + before))
 
         gate, up = acc.reshape([M, 2, COLS]).permute((0, 2, 1)).split()
         gate = gl.convert_layout(gate, ONE, assert_trivial=True)
@@ -130,21 +136,22 @@ def _consume(
 @gluon.jit(do_not_specialize=["tiles_m", "tiles_n", "steps", "width"])
 def hopper_swiglu_kernel(
     x_tiles, w_tiles, out_tiles, tiles_m, tiles_n, steps, width, GROUP: gl.constexpr, ROWS: gl.constexpr,
-    COLS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, LEAD: gl.constexpr,
+    COLS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, LEAD: gl.constexpr, PRODUCERS: gl.constexpr,
 ):  # fmt: skip
     """All tiles of the result. Descriptors of x [M, H], gate over up [2 I, H] and the result [M, I] in blocks of
     [ROWS, DEPTH], [COLS, DEPTH] and [ROWS / 2, COLS]; ``steps`` slices of DEPTH make H, ``width`` is I; LEAD < STAGES
-    and LEAD <= steps - 1 whatever the tile."""
+    and LEAD < steps: the first consumer gives a slice back when it has started on the one behind; PRODUCERS warps."""
     dtype: gl.constexpr = x_tiles.dtype
     half_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS // 2, DEPTH], dtype)
     x_smem = gl.allocate_shared_memory(dtype, [STAGES * 2, ROWS // 2, DEPTH], half_layout)
     w_smem = gl.allocate_shared_memory(dtype, [STAGES * 2, COLS, DEPTH], w_tiles.layout)
     out_smem = gl.allocate_shared_memory(dtype, [2, ROWS // 2, COLS], out_tiles.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(empty.index(STAGES + i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -161,6 +168,6 @@ def hopper_swiglu_kernel(
                 DEPTH, STAGES,
             )),
         ],
-        [4, 1],
+        [4, PRODUCERS],
         [232, 40],
     )  # fmt: skip
