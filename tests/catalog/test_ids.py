@@ -25,6 +25,7 @@ from xgr_engine.errors import InputError
         (pa.array([5.0, -0.0, 1.5, float("nan"), None, 1e18]), ["5", "0", "1.5", None, None, str(10**18)]),
         (pa.array([Decimal("5.00"), Decimal("1.25"), None]), ["5", "1.25", None]),
         (pa.array([Decimal("12345678901234567890123")]), ["12345678901234567890123"]),
+        (pa.array([Decimal("12345678901234567890.00")]), ["12345678901234567890"]),
         (pa.array(["05", "5", "", None]), ["05", "5", "", None]),
         (pa.array(["x", None, "x"]).dictionary_encode(), ["x", None, "x"]),
         (pa.array(["x"], pa.string_view()), ["x"]),

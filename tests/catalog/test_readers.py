@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,8 @@ ID_ARRAYS = {
     "string": pa.array(IDS),
     "large_string": pa.array(IDS, pa.large_string()),
     "UUID text": pa.array([f"123e4567-e89b-12d3-a456-42661417400{n}" for n in range(4)]),
-    "double": pa.array([1.0, 2.0, 3.5, 4.0]),
+    "double": pa.array([1.0, 2.0, -3.0, 4.0]),
+    "decimal": pa.array([Decimal("1.00"), Decimal("20.00"), Decimal("-3.00"), Decimal("12345678901234567890.00")]),
     "binary": pa.array([b"a", b"b", b"c", b"d"]),
 }
 
@@ -81,6 +84,28 @@ def test_item_ids_keep_their_type_and_value(tmp_path: Path, ids: pa.Array) -> No
     """RQ-VAE-Recommender#38, GRID#11."""
     catalog = read_catalog([parquet(tmp_path / "c.parquet", {"item_id": ids, "sid": SIDS})], ReadOptions())
     assert catalog.item_id.equals(ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (pa.array([date(2026, 11, 30)] * 4), r"c.parquet: the item ids in column 'item_id' are of type date32"),
+        (pa.array([1, 2, 3, 4], pa.timestamp("us")), "are of type timestamp"),
+        (pa.array([1, 2, 3, 4], pa.time64("us")), "are of type time64"),
+        (pa.array([1, 2, 3, 4], pa.duration("s")), "are of type duration"),
+        (pa.array([True, False, None, None]), "are of type bool"),
+        (pa.array([[1], [2], [3], [4]]), "are of type list"),
+        (pa.array([1.0, None, 2.5, 3.0]), r"c.parquet, row 2: the item id 2.5 is no whole number"),
+        (pa.array([1.0, float("inf"), 2.0, 3.0], pa.float32()), "row 1: the item id inf"),
+        (pa.array([0.5, 1, 2, 3], pa.float16()), "row 0: the item id 0.5"),
+        (pa.array([Decimal("1.00"), Decimal("2.00"), None, Decimal("3.50")]), "row 3: the item id 3.50"),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_ids_that_no_history_can_name_are_refused(tmp_path: Path, ids: pa.Array, said: str) -> None:
+    path = parquet(tmp_path / "c.parquet", {"item_id": ids, "sid": SIDS})
+    with pytest.raises(CatalogError, match=said):
+        read_catalog([path], ReadOptions())
 
 
 def test_dictionary_encoded_ids_and_attributes_are_decoded(tmp_path: Path) -> None:

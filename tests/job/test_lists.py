@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,13 @@ def test_pandas_list_of_null_and_null_columns_are_empty_histories() -> None:
     assert texts(pa.nulls(2)) == [[], []]
 
 
+def test_decimals_are_the_integers_they_hold() -> None:
+    wide = Decimal("12345678901234567890123")
+    assert texts(pa.array([[wide, Decimal(-5)], None, []])) == [[str(wide), "-5"], [], []]
+    assert texts(pa.array([[Decimal("7.00")]], pa.list_(pa.decimal256(50, 2)))) == [["7"]]
+    assert texts([[Decimal("7.00"), wide]]) == [["7", str(wide)]]
+
+
 def test_large_unsigned_ids_survive() -> None:
     assert texts(pa.array([[2**64 - 1]], pa.list_(pa.uint64()))) == [[str(2**64 - 1)]]
     assert texts([[2**64 - 1, 1]]) == [[str(2**64 - 1), "1"]]
@@ -84,6 +92,9 @@ def test_large_unsigned_ids_survive() -> None:
         (pa.array([[2.0**53 + 2], [7.0]], pa.list_(pa.float64())), {0: "not-integral"}),
         (pa.array([[2.0**24 + 2], [7.0]], pa.list_(pa.float32())), {0: "not-integral"}),
         (pa.array([["a", None], ["b"]], pa.list_(pa.string())), {0: "null-in-list"}),
+        (pa.array([[Decimal("1.00"), None], [Decimal("2.50")], [Decimal("3.00")]]), {
+            0: "null-in-list", 1: "not-integral"}),
+        ([[Decimal("1.5")], [Decimal("NaN")], [Decimal("2.00")]], {0: "not-integral", 1: "not-integral"}),
         (pa.array([[None], []], pa.list_(pa.null())), {0: "null-in-list"}),
         ([[1, None], [float("nan")], [True], [{"a": 1}], {"a": 1}, [3]], {
             0: "null-in-list", 1: "null-in-list", 2: "not-integral", 3: "not-integral", 4: "bad-list-text"}),

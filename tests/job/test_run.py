@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import platform
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +406,26 @@ def test_manifest_says_what_ran(place: Place) -> None:
     assert not (place.out / "_xgr" / "shards").exists()
     options = dataclasses.replace(place.options(users, exclude_seen=True))
     assert place.run(options)[0].record["fingerprint"] == record["fingerprint"]
+
+
+def test_decimal_ids_are_named_by_decimals_integers_and_text(place: Place, tmp_path: Path) -> None:
+    """Databases write numbers as decimals: DECIMAL(20, 0), NUMBER(38)."""
+    ids = [Decimal(f"{10**19 + number}.00") for number in range(40)]
+    vocab = make_vocabulary(tmp_path / "vocab", pa.array(ids))
+    whole = [[int(ids[1]), int(ids[2])], [int(ids[3])]]
+    forms = {
+        "decimal": pa.array([[ids[1], ids[2]], [ids[3]]]),
+        "other-scale": pa.array([[Decimal(item) for item in row] for row in whole], pa.list_(pa.decimal128(38, 3))),
+        "integer": pa.array(whole, pa.list_(pa.uint64())),
+        "text": pa.array([[str(item) for item in row] for row in whole]),
+    }
+    written = []
+    for name, histories in forms.items():
+        users = place.users(histories, f"{name}.parquet")
+        place.run(place.options(users, vocab=str(vocab), exclude_seen=True, fresh=True))
+        assert "unknown_items" not in place.manifest()["counts"]
+        written.append(place.written()["items"].to_pylist())
+    assert all(lists == written[0] for lists in written)
+    for row, seen in zip(written[0], whole, strict=True):
+        got = [item["item_id"] for item in row]
+        assert len(got) == 5 and set(got) <= set(ids) and not {int(item) for item in got} & set(seen)

@@ -73,6 +73,20 @@ def canonical(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
         ) from error
 
 
+def first_fraction(ids: pa.Array | pa.ChunkedArray) -> int | None:
+    """Row of the first float or decimal that is no whole number, infinities included; null and NaN are none."""
+    if not (pa.types.is_floating(ids.type) or pa.types.is_decimal(ids.type)):
+        return None
+    missing = pc.is_null(ids, nan_is_null=True)
+    if pa.types.is_float16(ids.type):
+        ids = ids.cast(pa.float32())
+    finite = pc.is_finite(ids) if pa.types.is_floating(ids.type) else True
+    whole = pc.and_(finite, pc.equal(ids, pc.trunc(ids)))
+    bad = pc.and_not(pc.invert(pc.fill_null(whole, False)), missing)
+    found = pc.index(bad, True).as_py()
+    return None if found < 0 else int(found)
+
+
 def is_decimal_text(texts: pa.Array) -> pa.Array:
     """Boolean [n]: all digits and no leading zero, so that the text is ordered by its value."""
     return pc.match_substring_regex(texts, r"^(0|[1-9][0-9]*)$")
@@ -242,7 +256,9 @@ def _canonical_fraction(ids: pa.Array) -> pa.Array:
     if pa.types.is_decimal(whole.type):
         whole = pc.trunc(whole)
     texts = whole.cast(pa.int64()).cast(pa.large_string())
-    return pc.coalesce(texts, ids.cast(pa.large_string()))
+    # longer decimals than int64 holds, with or without a scale
+    plain_texts = pc.replace_substring_regex(ids.cast(pa.large_string()), r"\.0+$", "")
+    return pc.coalesce(texts, plain_texts)
 
 
 def _canonical_extension(ids: pa.Array) -> pa.Array:

@@ -11,6 +11,7 @@ import ast
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xgr_engine.catalog.arrow_types import is_list, is_text
+from xgr_engine.catalog.ids import canonical
 from xgr_engine.errors import HistoryError
 from xgr_engine.job.input_formats import ListColumn
 
@@ -121,6 +123,9 @@ def _clean_elements(values: pa.Array, name: str) -> tuple[pa.Array, NDArray[np.b
         whole = np.isfinite(numbers) & (np.abs(numbers) <= 2.0 ** _EXACT_BITS[kind])
         whole &= np.floor(np.where(whole, numbers, 0.0)) == np.where(whole, numbers, 0.0)
         return pa.array(np.where(whole, numbers, 0).astype(np.int64), mask=missing), ~whole & ~missing
+    if pa.types.is_decimal(kind):  # wider than int64, so by their text
+        texts = canonical(values)
+        return texts, ~pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]+$"), True).to_numpy(zero_copy_only=False)
     raise HistoryError(
         f"column {name!r} holds lists of {kind}, which are no ids",
         hint="give lists of integers or of text; see docs/recommend.md, 'Histories'",
@@ -207,6 +212,8 @@ def _element(value: Any) -> int | str:
     if value is None or (isinstance(value, float) and np.isnan(value)):
         raise _BadCell("null-in-list", "the list holds a null or NaN")
     if isinstance(value, float) and value.is_integer() and abs(value) <= 2.0**53:
+        return int(value)
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
         return int(value)
     raise _BadCell("not-integral", f"{str(value)[:60]} is neither a whole number nor text")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from xgr_engine.catalog.arrow_types import is_list
-from xgr_engine.catalog.ids import plain
+from xgr_engine.catalog.ids import first_fraction, plain
 from xgr_engine.catalog.readers.base import (
     Catalog,
     ReadOptions,
@@ -80,6 +80,7 @@ def _read_file(path: Path, options: ReadOptions) -> Catalog:
     kept, notes = kept_attributes(file.schema, options, [options.item_col, *sid_columns])
     table = file.columns([options.item_col, *sid_columns, *kept])
     item_id = plain(table[options.item_col])
+    _check_ids(item_id, path, options.item_col)
     source = SidSource(path, item_id, sid_columns[0])
     if len(sid_columns) == 1 and not _is_one_level(table[sid_columns[0]].type, sid_columns[0], options.sid_col):
         codes, templates = read_sid_column(table[sid_columns[0]], source)
@@ -87,6 +88,24 @@ def _read_file(path: Path, options: ReadOptions) -> Catalog:
         codes, templates = read_level_columns([table[name] for name in sid_columns], source)
     attributes = pa.table({name: _plain_column(table[name]) for name in kept}) if kept else no_columns(len(item_id))
     return assemble(item_id, codes, attributes, templates, notes)
+
+
+def _check_ids(ids: pa.Array, path: Path, column: str) -> None:
+    """Raises CatalogError for ids that no history could name: dates, times, fractions and what is no single value."""
+    kind = ids.type
+    if pa.types.is_temporal(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind):
+        raise CatalogError(
+            f"{path}: the item ids in column {column!r} are of type {kind}",
+            why="histories name items by whole numbers or text",
+            hint="write the ids as integers or text, or name another column with --item-col",
+        )
+    row = first_fraction(ids)
+    if row is not None:
+        raise CatalogError(
+            f"{path}, row {row}: the item id {ids[row].as_py()} is no whole number",
+            why="histories name items by whole numbers or text",
+            hint="write the ids as text, or name another column with --item-col",
+        )
 
 
 def _is_one_level(kind: pa.DataType, found: str, sid_col: str) -> bool:
