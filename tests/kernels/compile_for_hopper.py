@@ -83,6 +83,24 @@ def swiglu():
     build(plain_swiglu_kernel, tile, 8, 4, **{name: f"tensordesc<bf16[{block}]>" for name, block in blocks.items()})
 
 
+def prefill():
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from xgr_engine.xattention import prefill_triton
+    from xgr_engine.xattention.hopper.prefill_kernel import hopper_prefill_kernel
+
+    lists = {"work_list": "*i32", "out": "*bf16"}
+    for dim, keys, stages, q_stages in ((128, 128, 2, 2), (64, 128, 4, 2), (128, 64, 4, 1)):
+        layouts = {rows: gl.NVMMASharedLayout.get_default_for([rows, dim], gl.bfloat16) for rows in (64, keys)}
+        tiles = {rows: f"tensordesc<bf16[{rows}, {dim}],{layout!r}>" for rows, layout in layouts.items()}
+        constants = {"HEADS": 16, "G": 2, "D": dim, "ROWS": 128, "KEYS": keys, "STAGES": stages, "Q_STAGES": q_stages}
+        types = {"q_tiles": tiles[64], "k_tiles": tiles[keys], "v_tiles": tiles[keys], **lists}
+        build(hopper_prefill_kernel, constants, source=GluonASTSource, **types)
+    heads = {"HEADS": 16, "G": 2, "D": 128, "BLOCK_D": 128, "PRECISION": "ieee"}
+    build(prefill_triton._prefill_kernel, {**heads, "ROWS": 128, "KEYS": 64}, 8, 3, k="*bf16", v="*bf16", **lists)
+
+
 def elementwise():
     from xgr_engine.kernels import triton
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = ["attention", "hopper", "swiglu", "elementwise", "logsumexp", "xbeam"]
+KERNELS = ["attention", "hopper", "prefill", "swiglu", "elementwise", "logsumexp", "xbeam"]
 
 
 @pytest.mark.parametrize("name", KERNELS)

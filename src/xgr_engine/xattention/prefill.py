@@ -1,98 +1,69 @@
-"""Causal attention of ragged prompts on a GPU, through the fastest fused kernel that torch has for the machine."""
+"""Causal attention of ragged prompts on a GPU: one interface, several kernels, and the choice between them.
+
+Sequences are packed back to back and never padded. Every kernel has the signature :data:`Kernel`; ``KERNELS`` names
+them. :func:`choose` is the one place that knows which is quickest where.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# cuDNN's kernel reaches 603 TFLOP/s on an H200 (8 x 5000 tokens, D 128), torch's FlashAttention-2 298.
-# Distinct shapes in a batch from which one call for all is better: cuDNN compiles a plan for each shape it meets.
-_FEW_SHAPES = 2
-_PREFERRED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+from xgr_engine.errors import UsageError
+from xgr_engine.xattention import prefill_flash3, prefill_torch, prefill_triton
+from xgr_engine.xattention.prefill_torch import preferred_kernels
+from xgr_engine.xattention.ragged import Ragged, ragged
+
+__all__ = ["KERNELS", "Kernel", "choose", "preferred_kernels", "prompt_attention"]
+
+# (q, k, v, sequences, scale) -> [N, Hq, D]; tensors as in reference.prompt_attention
+Kernel = Callable[[Tensor, Tensor, Tensor, Ragged, float], Tensor]
+
+_FEW_SHAPES = 2  # up to here one cuDNN call for each is better than a kernel for all: it builds a plan for every shape
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def _hopper(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float) -> Tensor:
+    from xgr_engine.xattention.hopper import prefill as specialized  # Gluon is loaded only where it runs
+
+    return specialized.prompt_attention(q, k, v, sequences, scale)
+
+
+KERNELS: dict[str, Kernel] = {
+    "runs": prefill_torch.by_run,
+    "cudnn": prefill_torch.cudnn_ragged,
+    "flash2": prefill_torch.flash2,
+    "flash3": prefill_flash3.prompt_attention,
+    "hopper": _hopper,
+    "triton": prefill_triton.prompt_attention,
+}
+
+
+def choose(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged) -> str:
+    """The name of the kernel for a call.
+
+    Measured on an H200, D 128: cuDNN on equal shapes 603 TFLOP/s (8 x 5000 tokens), FlashAttention-2 298.
+    """
+    if not q.is_cuda:
+        return "runs"
+    few = sequences.square and len(sequences.runs) <= _FEW_SHAPES
+    if few or q.dtype not in _HALF:
+        return "runs" if sequences.square else "triton"
+    return "flash3" if prefill_flash3.covers(q) else "flash2"
 
 
 def prompt_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: list[int], key_start: list[int], scale: float
+    q: Tensor, k: Tensor, v: Tensor, query_start: list[int], key_start: list[int], scale: float, *, kernel: str = "auto"
 ) -> Tensor:
-    """Args and result as :func:`xgr_engine.xattention.reference.prompt_attention`.
+    """Args and result as :func:`xgr_engine.xattention.reference.prompt_attention`; ``kernel`` is a name of ``KERNELS``
+    or ``auto``, which is :func:`choose`. Call it inside :func:`preferred_kernels`.
 
-    Sequences of equal shape that follow one another run as one call, through the quickest kernel there is; more than
-    a few shapes share one call of FlashAttention-2, which needs no plan for each. No padding either way. Call it inside
-    :func:`preferred_kernels`.
+    Raises:
+        UsageError: no such kernel, or the one named does not cover the call.
     """
-    runs = _runs(query_start, key_start)
-    # with a prefix (more keys than queries) torch's other kernels would be given a mask as large as the scores
-    prefixed = any(queries != keys for _, _, queries, keys in runs)
-    if (prefixed or len(runs) > _FEW_SHAPES) and q.dtype in (torch.bfloat16, torch.float16) and q.is_cuda:
-        return _ragged(q, k, v, query_start, key_start, scale)
-    parts = []
-    for first, last, queries, keys in runs:
-        q0, k0, count = query_start[first], key_start[first], last - first
-        mixed = _attend(
-            q[q0 : q0 + count * queries].view(count, queries, *q.shape[1:]),
-            k[k0 : k0 + count * keys].view(count, keys, *k.shape[1:]),
-            v[k0 : k0 + count * keys].view(count, keys, *v.shape[1:]),
-            scale,
-        )
-        parts.append(mixed.flatten(0, 1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-@contextmanager
-def preferred_kernels() -> Iterator[None]:
-    """torch's fused attention kernels in our order of preference, for all calls inside (entering it costs time)."""
-    with sdpa_kernel(_PREFERRED, set_priority=True):
-        yield
-
-
-def _ragged(q: Tensor, k: Tensor, v: Tensor, query_start: list[int], key_start: list[int], scale: float) -> Tensor:
-    longest = [max(stop - start for start, stop in pairwise(starts)) for starts in (query_start, key_start)]
-    offsets = [_on_device(tuple(starts), q.device) for starts in (query_start, key_start)]
-    result: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, *offsets, *longest, dropout_p=0.0, is_causal=True, return_debug_mask=False, scale=scale
-    )[0]
-    return result
-
-
-@functools.lru_cache(maxsize=8)
-def _on_device(starts: tuple[int, ...], device: torch.device) -> Tensor:
-    """The same for all layers of a prefill, so it is uploaded once."""
-    return torch.tensor(starts, dtype=torch.int32, pin_memory=True).to(device, non_blocking=True)
-
-
-def _runs(query_start: list[int], key_start: list[int]) -> list[tuple[int, int, int, int]]:
-    """Runs of neighbouring sequences with equal (queries, keys): (first, one past the last, queries, keys)."""
-    shapes = [(q1 - q0, k1 - k0) for (q0, q1), (k0, k1) in zip(pairwise(query_start), pairwise(key_start), strict=True)]
-    runs: list[tuple[int, int, int, int]] = []
-    for index, (queries, keys) in enumerate(shapes):
-        if runs and runs[-1][2:] == (queries, keys):
-            runs[-1] = (runs[-1][0], index + 1, queries, keys)
-        elif queries:
-            runs.append((index, index + 1, queries, keys))
-    return runs
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """q [B, N, Hq, D]; k, v [B, M, Hkv, D] with M >= N, queries last -> [B, N, Hq, D]."""
-    queries, keys = q.shape[1], k.shape[1]
-    mask = None
-    if queries != keys:
-        position = torch.arange(keys - queries, keys, device=q.device)
-        mask = torch.arange(keys, device=q.device)[None, :] <= position[:, None]
-    mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
-    return mixed.transpose(1, 2)
+    if kernel != "auto" and kernel not in KERNELS:
+        raise UsageError(f"prefill kernel {kernel}: must be auto, {', '.join(KERNELS)}")
+    sequences = ragged(query_start, key_start)
+    return KERNELS[choose(q, k, v, sequences) if kernel == "auto" else kernel](q, k, v, sequences, scale)

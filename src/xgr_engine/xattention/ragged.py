@@ -1,0 +1,190 @@
+"""Sequences packed back to back, as the prefill attention kernels want to know them: shapes, offsets, lists of work."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_KEPT = 8  # batches whose offsets stay on the device
+_L2_BYTES = 24 << 20  # keys and values that programs at work side by side may cover: about half of a Hopper GPU's L2
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring sequences ``first`` .. ``stop`` of equal shape."""
+
+    first: int
+    stop: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Starts of S packed sequences' queries and keys, S + 1 numbers each (:func:`reference.prompt_attention`)."""
+
+    query_start: tuple[int, ...]
+    key_start: tuple[int, ...]
+    _uploads: dict[Any, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(queries, keys) of every sequence."""
+        queries, keys = pairwise(self.query_start), pairwise(self.key_start)
+        return [(q1 - q0, k1 - k0) for (q0, q1), (k0, k1) in zip(queries, keys, strict=True)]
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Neighbours of equal shape together; sequences without queries are left out."""
+        runs: list[Run] = []
+        for index, (queries, keys) in enumerate(self.shapes):
+            if runs and runs[-1] == Run(runs[-1].first, index, queries, keys):
+                runs[-1] = Run(runs[-1].first, index + 1, queries, keys)
+            elif queries:
+                runs.append(Run(index, index + 1, queries, keys))
+        return runs
+
+    @cached_property
+    def square(self) -> bool:
+        """Whether no sequence has a prefix, that is more keys than queries."""
+        return all(queries == keys for queries, keys in self.shapes)
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """Most queries and most keys of a sequence."""
+        return max(queries for queries, _ in self.shapes), max(keys for _, keys in self.shapes)
+
+    def offsets(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``query_start`` and ``key_start`` as int32 on the device."""
+        starts = self.query_start, self.key_start
+        queries, keys = (
+            self.uploaded((index, device), device, lambda s=start: np.array(s, np.int32))  # type: ignore[misc]
+            for index, start in enumerate(starts)
+        )
+        return queries, keys
+
+    def work_list(self, heads: int, kv_heads: int, key_bytes: int, cut: Cut, device: torch.device) -> Tensor:
+        """:func:`list_work` on the device."""
+        name = heads, kv_heads, key_bytes, cut, device
+        return self.uploaded(name, device, lambda: list_work(self, heads, kv_heads, key_bytes, cut))
+
+    def uploaded(self, name: Any, device: torch.device, make: Callable[[], NDArray[np.int32]]) -> Tensor:
+        """What ``make`` gives, on the device: the layers of a prefill share one upload under a ``name``."""
+        found = self._uploads.get(name)
+        if found is None:
+            host = torch.from_numpy(make())
+            found = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+            self._uploads[name] = found
+        return found
+
+
+_recent: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], Ragged] = OrderedDict()
+_in_graphs: dict[tuple[tuple[int, ...], tuple[int, ...]], Ragged] = {}
+
+
+def ragged(query_start: list[int], key_start: list[int]) -> Ragged:
+    """The sequences of a batch, the same object for all layers of its prefill."""
+    name = tuple(query_start), tuple(key_start)
+    found = _in_graphs.get(name) or _recent.get(name) or Ragged(*name)
+    _recent[name] = found
+    _recent.move_to_end(name)
+    while len(_recent) > _KEPT:
+        _recent.popitem(last=False)
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        _in_graphs[name] = found  # a graph holds the addresses of uploads: they must stand as long as it may run
+    return found
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a kernel cuts the work.
+
+    Attributes:
+        rows: query tokens of a work item.
+        keys: keys of a step.
+        programs: programs that walk over the items in turns (item i belongs to program i modulo this); None: one
+            program an item, taken up in order.
+    """
+
+    rows: int
+    keys: int
+    programs: int | None = None
+
+
+def list_work(sequences: Ragged, heads: int, kv_heads: int, key_bytes: int, cut: Cut) -> NDArray[np.int32]:
+    """Every tile of query tokens of every query head, in an order that programs can walk.
+
+    Items whose keys fit in the L2 cache together are neighbours, the longest of them first; the last programs to finish
+    therefore hold short items. Where programs take turns, items are dealt out so that all have about as many steps.
+
+    Args:
+        key_bytes: of one key and its value.
+
+    Returns:
+        int32 [items, 5]: first query row, query rows, first key row of the sequence, position of the first query row in
+        the sequence (it sees that many keys and its own), query head.
+    """
+    tiles = _tiles(sequences, cut.rows)
+    group = heads // kv_heads
+    steps = -(-(tiles[:, 3] + tiles[:, 1]) // cut.keys)
+    # every (sequence, key-value head) pair in turn fills the cache: longest sequences first, so that short ones end
+    sequence = tiles[:, 4]
+    pair_bytes = np.array([keys for _, keys in sequences.shapes], np.int64) * key_bytes
+    by_length = np.argsort(-pair_bytes, kind="stable")
+    before = np.empty_like(pair_bytes)
+    before[by_length] = np.cumsum(pair_bytes[by_length] * kv_heads) - pair_bytes[by_length] * kv_heads
+    head = np.arange(heads)
+    section = (before[sequence][:, None] + pair_bytes[sequence][:, None] * (head // group)[None, :]) // _L2_BYTES
+    table = np.empty((len(tiles), heads, 5), np.int64)
+    table[..., :4] = tiles[:, None, :4]
+    table[..., 4] = head
+    cost = np.broadcast_to(steps[:, None], section.shape)
+    place = np.broadcast_to(sequence[:, None], section.shape)
+    order = np.lexsort((table[..., 4].ravel(), place.ravel(), -cost.ravel(), section.ravel()))
+    items = table.reshape(-1, 5)[order].astype(np.int32)
+    return items if cut.programs is None else _shared_out(items, cost.ravel()[order], cut.programs)
+
+
+def _tiles(sequences: Ragged, rows: int) -> NDArray[np.int64]:
+    """[tiles, 5]: first query row, query rows, first key row, position, sequence; whole tiles but each last one."""
+    parts = []
+    for index, (queries, keys) in enumerate(sequences.shapes):
+        first = np.arange(0, queries, rows)
+        part = np.empty((len(first), 5), np.int64)
+        part[:, 0] = sequences.query_start[index] + first
+        part[:, 1] = np.minimum(queries - first, rows)
+        part[:, 2] = sequences.key_start[index]
+        part[:, 3] = keys - queries + first
+        part[:, 4] = index
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _shared_out(items: NDArray[np.int32], steps: NDArray[np.int64], programs: int) -> NDArray[np.int32]:
+    """Reorder so that programs which take turns end together: of each next ``programs`` items, the longest goes to the
+    program with the least work so far."""
+    load = np.zeros(programs, np.int64)
+    share = np.empty(len(items), np.int64)  # the program of each item
+    for first in range(0, len(items), programs):
+        cost = steps[first : first + programs]
+        down = np.argsort(-cost, kind="stable")
+        idle = np.argsort(load, kind="stable")[: len(cost)]
+        share[first + down] = idle
+        load[idle] += cost[down] + 1  # an item takes about a step longer than its steps
+    # the last round may be short: its programs get the lowest numbers
+    last = share[len(items) - 1 - (len(items) - 1) % programs :]
+    number = np.empty(programs, np.int64)
+    number[np.concatenate([last, np.setdiff1d(np.arange(programs), last)])] = np.arange(programs)
+    place = np.arange(len(items)) // programs * programs + number[share]
+    result = np.empty_like(items)
+    result[place] = items
+    return result
