@@ -16,11 +16,15 @@ from typing import Any
 import pytest
 import torch
 
+from xgr_cli.bench_views import show_bench
+from xgr_cli.output import Output, show
+from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.compare import compare_records, parse_share
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.report.page import page
 from xgr_engine.bench.report.svg import Axes, Series, line_chart, log_ticks, number, ticks
+from xgr_engine.bench.report.tables import claims_table
 from xgr_engine.bench.run import BenchCaller, run_bench
 from xgr_engine.errors import InputError, UsageError
 
@@ -138,12 +142,15 @@ def test_page_needs_nothing_from_outside(record: Record) -> None:
     for text in (
         "Roofline",
         "Ablations",
+        "One part switched off at a time",
         "Timeline of one batch",
         "Machine, versions, command",
         "xgr bench --items 2000",
     ):
         assert text in html
     assert html.count("<svg") >= 9
+    assert "rounding cannot lose" in html
+    assert "prediction off" in html
     assert "no adapter for vllm is written yet" in html
 
 
@@ -163,7 +170,9 @@ def test_page_marks_wrong_answers_and_missing_memory(record: Record) -> None:
     paged["parity"] |= {"marks": ["2 invalid"], "invalid": 2}
     record["rows"][1]["contenders"][1] = {"name": "paged", "what": "", "status": "out of memory", "reason": ""}
     html = page(record)
-    assert re.search(r"<td class=bad>WRONG \(2 invalid\)", html)
+    assert "<td class=bad>WRONG</td>" in html
+    assert '<p class="bad">paged WRONG: 2 invalid</p>' in html
+    assert "answers of paged WRONG" in html  # beside the headline's ratio
     assert "<td class=bad>out of memory</td>" in html
 
 
@@ -308,3 +317,65 @@ def test_compare_command_exits_1_on_a_regression(record: Record, tmp_path: Path)
     assert _xgr("bench", "compare", a, a, "--fail-over", "5%").returncode == 0
     assert _xgr("bench", "compare", a).returncode == 2
     assert _xgr("bench", "frobnicate").returncode == 2
+
+
+def test_text_never_folds_a_number_and_shows_what_the_page_shows(
+    record: Record, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record["warnings"] = ["somebody else was busy"]
+    record["rows"][0]["contenders"][1]["parity"] |= {"marks": ["2 invalid"], "invalid": 2}
+    for width in ("60", "100", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        show_bench(Output(), record)
+        text = capsys.readouterr().out
+        p50 = show(record["rows"][0]["contenders"][0]["latency_ms"]["p50"]["value"])
+        assert re.search(rf"xgr +{re.escape(p50)} ", text)
+        assert "paged WRONG: 2 invalid" in text
+        assert "somebody else was busy" in text
+        assert "not available" in text
+
+
+def test_claims_name_figures_and_who_is_better() -> None:
+    def contender(name: str, ms: float, gigabytes: float) -> Record:
+        estimate = {"value": ms}
+        return {
+            "name": name,
+            "status": "ok",
+            "latency_ms": {"p50": estimate},
+            "device_peak_bytes": gigabytes * 1e9,
+            "host_own_bytes": 0,
+        }
+
+    def row(beam: int, *contenders: Record) -> Record:
+        return {"model": "m", "context": 1000, "users": 4, "beam": beam, "contenders": list(contenders)}
+
+    oom = {"name": "hf", "status": "out of memory"}
+    online = {"model": "m", "context": 1000, "beam": 512, "status": "ok"}
+    record = {
+        "rows": [
+            row(128, contender("xgr", 10.0, 8), contender("paged", 20.0, 9), contender("hf", 500.0, 40)),
+            row(512, contender("xgr", 15.0, 10), contender("paged", 80.0, 45), oom),
+        ],
+        "attention": [
+            {**row(512), "status": "ok", "kernels": "triton", "xgr_ms": 0.1, "paged_ms": 0.5},
+            {**row(512), "status": "ok", "kernels": "reference", "xgr_ms": 1.0, "paged_ms": 5.0},
+        ],
+        "online": [
+            {**online, "contender": "xgr", "rate": 90.0, "reason": ""},
+            {**online, "contender": "paged", "rate": None, "reason": "one user takes 300 ms"},
+        ],
+        "options": {"slo_ms": 200.0},
+    }
+    claims = {claim["claim"]: claim for claim in paper_claims(record)}
+    assert len(claims) == 4
+    memory = claims["device memory at W 512"]
+    assert memory["values"] == {"xgr": 10.0, "paged": 45.0, "hf": "out of memory"}
+    assert memory["better"] == {"paged": 4.5}
+    growth = claims["latency at W 512 over that at W 128"]
+    assert growth["values"] == {"xgr": 1.5, "paged": 4.0, "hf": "out of memory"}
+    assert growth["better"]["paged"] == pytest.approx(4 / 1.5)
+    assert claims["decode attention of a layer"]["better"] == {"paged": 5.0}
+    assert claims["throughput with P99 <= 200 ms"]["values"] == {"xgr": 90.0, "paged": "one user takes 300 ms"}
+    table = claims_table(list(claims.values()))
+    assert table.columns == ("claim", "where", "paper", "xgr", "paged", "hf")
+    assert table.rows[0][3:] == ["10 GB", "45 GB (4.50)", "out of memory"]

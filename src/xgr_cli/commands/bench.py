@@ -169,8 +169,9 @@ def bench(
     if html is not None:
         write_page(html, record)
         output.note(f"report: {html}")
-    for text in record["warnings"]:
-        output.warn(text)
+    if output.json_mode:  # else they stand in the result
+        for text in record["warnings"]:
+            output.warn(text)
     output.result(record, lambda out: show_bench(out, record))
     return None
 

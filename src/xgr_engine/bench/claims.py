@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 Record = dict[str, Any]
+OTHERS = ("paged", "hf", "hf-fast")  # whom the engine is held against
 
 
 def paper_claims(record: Record) -> list[Record]:
-    """One entry a claim that this run has figures for: ``paper`` is the paper's text, ``here`` ours."""
+    """One entry a claim and shape that this run has figures for.
+
+    ``paper`` is the paper's text and ``unit`` that of ``values``, which holds a figure of each contender, or why there
+    is none. ``better`` says how many times better than each other one the engine is: above 1 the engine is ahead.
+    """
     return [*_memory(record), *_growth(record), *_attention(record), *_throughput(record)]
 
 
 def _memory(record: Record) -> Iterable[Record]:
-    """Device memory at W 512 with the longest prompt, the engine against pages."""
+    """Device memory at W 512, weights included, with the longest prompts and the largest batch of each model."""
     rows = [row for row in record["rows"] if row["beam"] == 512]
     for model in dict.fromkeys(row["model"] for row in rows):
         row = max((row for row in rows if row["model"] == model), key=lambda row: (row["context"], row["users"]))
-        ours, paged = (_contender(row, name) for name in ("xgr", "paged"))
-        if ours and ours["device_peak_bytes"] is not None:
-            there = f"{paged['device_peak_bytes'] / 1e9:.1f} GB" if paged else _why_not(row, "paged")
-            yield {
-                "claim": f"device memory at W 512, {row['context']} tokens x {row['users']} users, {model}",
-                "paper": "10.6 GB against 46.3 GB",
-                "here": f"{ours['device_peak_bytes'] / 1e9:.1f} GB against {there}",
-                "ratio": paged["device_peak_bytes"] / ours["device_peak_bytes"] if paged else None,
-            }
+        on_gpu = any(one.get("device_peak_bytes") is not None for one in row["contenders"])
+        where, key = ("device memory", "device_peak_bytes") if on_gpu else ("host memory", "host_own_bytes")
+        yield from _claim(
+            f"{where} at W 512{'' if on_gpu else ', weights not counted'}",
+            "10.6 GB against 46.3 GB",
+            "GB",
+            row,
+            _values(row, partial(_gigabytes, key=key)),
+            less_is_better=True,
+        )
 
 
 def _growth(record: Record) -> Iterable[Record]:
@@ -36,55 +43,75 @@ def _growth(record: Record) -> Iterable[Record]:
         wide = rows.get((model, context, users, 512))
         if beam != 128 or wide is None:
             continue
-        growths = {}
-        for name in ("xgr", "paged"):
-            before, after = _contender(narrow, name), _contender(wide, name)
-            if before and after:
-                growths[name] = after["latency_ms"]["p50"]["value"] / before["latency_ms"]["p50"]["value"]
-        if "xgr" in growths:
-            paged = f"{growths['paged']:.2f} times" if "paged" in growths else _why_not(wide, "paged")
-            yield {
-                "claim": f"latency from W 128 to 512, {context} tokens x {users} users, {model}",
-                "paper": "",
-                "here": f"{growths['xgr']:.2f} times against {paged}",
-                "ratio": growths.get("paged", 0.0) / growths["xgr"] or None,
-            }
+        before, after = _values(narrow, _latency), _values(wide, _latency)
+        growth = {name: _over(value, before.get(name, "not run")) for name, value in after.items()}
+        yield from _claim("latency at W 512 over that at W 128", "", "times", wide, growth, less_is_better=True)
 
 
 def _attention(record: Record) -> Iterable[Record]:
     for entry in record["attention"]:
         if entry.get("status") == "ok" and entry["kernels"] == "triton":  # plain torch says nothing about kernels
-            yield {
-                "claim": f"decode attention of a layer, {entry['context']} tokens x {entry['users']} users x "
-                f"W {entry['beam']}, {entry['model']}",
-                "paper": "6.6 times quicker than paged",
-                "here": f"{entry['xgr_ms']:.3f} ms against {entry['paged_ms']:.3f} ms",
-                "ratio": entry["paged_over_xgr"],
-            }
+            values = {"xgr": entry["xgr_ms"], "paged": entry["paged_ms"]}
+            yield from _claim(
+                "decode attention of a layer", "6.6 times quicker", "ms", entry, values, less_is_better=True
+            )
 
 
 def _throughput(record: Record) -> Iterable[Record]:
-    by_shape: dict[tuple[Any, ...], dict[str, Record]] = {}
+    """The highest rate whose P99 keeps the limit."""
+    by_shape: dict[tuple[Any, ...], list[Record]] = {}
     for entry in record["online"]:
-        by_shape.setdefault((entry["model"], entry["context"], entry["beam"]), {})[entry["contender"]] = entry
-    for (model, context, beam), found in by_shape.items():
-        ours, paged = found.get("xgr"), found.get("paged")
-        if ours and paged and ours["rate"]:
-            other = f"{paged['rate']:,.1f} users/s" if paged["rate"] else "no rate that holds"
-            limit = f"P99 <= {record['options']['slo_ms']:,.0f} ms"
-            yield {
-                "claim": f"throughput with {limit}, {context} tokens, W {beam}, {model}",
-                "paper": "2.89 to 8 times others",
-                "here": f"{ours['rate']:,.1f} users/s against {other}",
-                "ratio": ours["rate"] / paged["rate"] if paged["rate"] else None,
-            }
+        by_shape.setdefault((entry["model"], entry["context"], entry["beam"]), []).append(entry)
+    for entries in by_shape.values():
+        values: dict[str, float | str] = {
+            one["contender"]: one["rate"] or one.get("reason") or one["status"] for one in entries
+        }
+        name = f"throughput with P99 <= {record['options']['slo_ms']:,.0f} ms"
+        yield from _claim(name, "2.89 to 8 times", "users/s", entries[0], values, less_is_better=False)
 
 
-def _contender(row: Record, name: str) -> Record | None:
-    """A contender's figures in a row, where it ran."""
-    return next((one for one in row["contenders"] if one["name"] == name and one["status"] == "ok"), None)
+def _claim(
+    name: str, paper: str, unit: str, shape: Record, values: Mapping[str, float | str], *, less_is_better: bool
+) -> Iterable[Record]:
+    """The entry, if the engine has a figure."""
+    ours = values.get("xgr")
+    if ours is None or isinstance(ours, str):
+        return
+    size = f"{shape['context']} tokens" + (f" x {shape['users']} users" if "users" in shape else "")
+    better: dict[str, float] = {}
+    for other in OTHERS:
+        theirs = values.get(other)
+        if theirs is not None and not isinstance(theirs, str):
+            better[other] = theirs / ours if less_is_better else ours / theirs
+    yield {
+        "claim": name,
+        "shape": f"{shape['model']}, {size}, W {shape['beam']}",
+        "paper": paper,
+        "unit": unit,
+        "values": {other: values[other] for other in ("xgr", *OTHERS) if other in values},
+        "better": better,
+    }
 
 
-def _why_not(row: Record, name: str) -> str:
-    found = next((one for one in row["contenders"] if one["name"] == name), None)
-    return found["status"] if found else "not run"
+def _values(row: Record, figure: Callable[[Record], float | None]) -> dict[str, float | str]:
+    """Of each contender in a row its figure, or why it has none."""
+    found: dict[str, float | str] = {}
+    for one in row["contenders"]:
+        value = figure(one) if one["status"] == "ok" else None
+        found[one["name"]] = one["status"] if value is None else value
+    return found
+
+
+def _latency(one: Record) -> float:
+    return float(one["latency_ms"]["p50"]["value"])
+
+
+def _gigabytes(one: Record, key: str) -> float | None:
+    return None if one[key] is None else one[key] / 1e9
+
+
+def _over(after: float | str, before: float | str) -> float | str:
+    """Their ratio, or why there is none."""
+    if isinstance(after, str):
+        return after
+    return before if isinstance(before, str) else after / before

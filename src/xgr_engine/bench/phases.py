@@ -104,7 +104,7 @@ def timeline(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     run()
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:
         start = time.perf_counter()
         run()
         _synchronize(device)

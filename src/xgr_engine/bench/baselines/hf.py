@@ -56,7 +56,7 @@ class HuggingFace(OneAtATime):
         self._model = transformers_model(workload.model)
         self._constraint = self._make_constraint(workload)
         self._sub_batch = self._best_sub_batch(workload)
-        self.notes = [f"{self._sub_batch} prompts a call"]
+        self.notes = [f"{self._sub_batch} prompt{'s' if self._sub_batch > 1 else ''} a call"]
 
     def _make_constraint(self, workload: Workload) -> dict[str, Any]:
         return {"prefix_allowed_tokens_fn": TrieCallback(workload)}

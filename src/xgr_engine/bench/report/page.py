@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -10,13 +11,10 @@ from typing import Any
 
 from xgr_engine.bench.report.charts import model_charts, other_charts
 from xgr_engine.bench.report.style import STYLE
+from xgr_engine.bench.report.tables import WRONG, Table, claims_table, part_tables, row_table
 from xgr_engine.files import write_text
 
 Record = dict[str, Any]
-_COLUMNS = (
-    *("", "p50 ms", "95 %", "p90", "p99", "users/s", "prompt tokens/s", "device GB", "host MB", "TFLOP/s", "TB/s"),
-    "answers against the definition",
-)
 
 
 def write_page(path: Path, record: Record) -> None:
@@ -37,14 +35,10 @@ def page(record: Record) -> str:
         _headline(record),
         *charts,
         _chart_grid("Where the time goes", other_charts(record)),
-        _claims(record),
+        _section(claims_table(record["claims"])) if record["claims"] else "",
         "<h2>Every row</h2>" if record["rows"] else "",
-        *(_row_table(row) for row in record["rows"]),
-        _attention(record),
-        _ablations(record),
-        _online(record),
-        _constraint(record),
-        _absent(record),
+        *(_section(row_table(row), "h3") for row in record["rows"]),
+        *(_section(view) for view in part_tables({**record, "claims": []})),
         _machine(record),
     ]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -67,16 +61,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _class(right: bool, cell: str = "") -> str:
-    if cell.startswith(("WRONG", "out of memory", "failed")):
+    if cell.startswith((WRONG, "out of memory", "failed")):
         return " class=bad"
     return " class=n" if right else ""
 
 
 def _numeric(text: str) -> bool:
-    return (
-        text == "-"
-        or text.replace(",", "").replace(".", "").replace("e", "").replace("+", "").replace("-", "").isdigit()
-    )
+    return text == "-" or re.fullmatch(r"[+-]?[\d,]*\.?\d+(e[+-]?\d+)?%?", text) is not None
 
 
 def _text(value: object) -> str:
@@ -103,17 +94,21 @@ def _warnings(record: Record) -> str:
 def _headline(record: Record) -> str:
     """The engine against each baseline, over all rows that both ran."""
     ratios: dict[str, list[float]] = {}
+    wrong = set()
     for row in record["rows"]:
         ran = {one["name"]: one for one in row["contenders"] if one["status"] == "ok"}
+        wrong |= {name for name, one in ran.items() if one["parity"] and one["parity"]["marks"]}
         if "xgr" not in ran:
             continue
         for name, one in ran.items():
             if name != "xgr":
                 ratios.setdefault(name, []).append(ran["xgr"]["users_per_s"]["value"] / one["users_per_s"]["value"])
-    cards = [
-        f'<div class="card"><b>{_span(values)} times</b>the users/s of {escape(name)}, {len(values)} row(s)</div>'
-        for name, values in ratios.items()
-    ]
+    cards = []
+    for name, values in ratios.items():
+        faulty = " and ".join(sorted({"xgr", name} & wrong))
+        marked = f' <span class="bad">answers of {escape(faulty)} {WRONG}</span>' if faulty else ""
+        text = f"the users/s of {escape(name)}, {len(values)} row(s){marked}"
+        cards.append(f'<div class="card"><b>{_span(values)} times</b>{text}</div>')
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 
 
@@ -129,134 +124,9 @@ def _chart_grid(heading: str, charts: Sequence[tuple[str, str]]) -> str:
     return f'<h2>{escape(heading)}</h2><div class="grid">{cards}</div>'
 
 
-def _claims(record: Record) -> str:
-    if not record["claims"]:
-        return ""
-    rows = [[one["claim"], one["paper"] or "-", one["here"], one["ratio"]] for one in record["claims"]]
-    columns = ["claim", "paper (arXiv 2512.11529)", "here", "times"]
-    return f"<h2>Beside the paper</h2>{table(columns, rows)}"
-
-
-def _row_table(row: Record) -> str:
-    title = f"{row['model']}: {row['context']} tokens x {row['users']} users x W {row['beam']}, K {row['top_k']}"
-    about = f"{row['catalog']}; {row['dtype']}; score over {row['score_over']}; {row['prompts']} prompts; rows a level "
-    about += ", ".join(str(count) for count in row["rows_a_level"])
-    cells = [_cells(one) for one in row["contenders"] if one["status"] != "not run"]
-    return f'<h3>{escape(title)}</h3><p class="dim">{escape(about)}</p>{table(_COLUMNS, cells)}'
-
-
-def _cells(one: Record) -> list[object]:
-    if one["status"] != "ok":
-        return [
-            one["name"],
-            *["-"] * (len(_COLUMNS) - 2),
-            f"{one['status']}{': ' if one['reason'] else ''}{one['reason']}",
-        ]
-    latency = one["latency_ms"]
-    p50 = latency["p50"]
-    tails = [latency[name]["value"] if latency[name] else None for name in ("p90", "p99")]
-    return [
-        one["name"],
-        p50["value"],
-        f"{p50['low']:.4g} to {p50['high']:.4g}, {latency['samples']} samples",
-        *tails,
-        one["users_per_s"]["value"],
-        one["prompt_tokens_per_s"]["value"],
-        None if one["device_peak_bytes"] is None else one["device_peak_bytes"] / 1e9,
-        None if one["host_own_bytes"] is None else one["host_own_bytes"] / 1e6,
-        one["tflops"],
-        one["tbs"],
-        _answers(one["parity"]),
-    ]
-
-
-def _status(one: Record) -> str:
-    return f"{one['status']}: {one['reason']}" if one["reason"] else str(one["status"])
-
-
-def _answers(parity: Record | None) -> str:
-    if parity is None:
-        return "not compared"
-    text = f"top-1 {parity['top1']:.0%}, overlap {parity['overlap']:.1%}"
-    if parity["score_difference"] is not None:
-        text += f", scores within {parity['score_difference']:.1g}"
-    return f"WRONG ({', '.join(parity['marks'])}): {text}" if parity["marks"] else f"ok: {text}"
-
-
-def _attention(record: Record) -> str:
-    if not record["attention"]:
-        return ""
-    rows = [
-        [
-            f"{one['model']}, {one['context']} tokens x {one['users']} users x W {one['beam']}",
-            one["heads"],
-            one.get("xgr_ms"),
-            one.get("paged_ms"),
-            one.get("paged_over_xgr"),
-            one.get("flashinfer_paged_ms"),
-            one["status"]
-            if one["status"] != "ok"
-            else f"{one['kernels']}, outputs {one['relative_difference']:.1g} apart",
-        ]
-        for one in record["attention"]
-    ]
-    columns = ["shape", "heads", "xgr ms", "paged ms", "times", "FlashInfer's paged ms", "kernels"]
-    return f"<h2>Decode attention of one layer</h2>{table(columns, rows)}"
-
-
-def _ablations(record: Record) -> str:
-    if not record["ablations"]:
-        return ""
-    rows = []
-    for part in record["ablations"]["parts"]:
-        ok = part["status"] == "ok"
-        answer = _answers(part["parity"]) if ok else _status(part)
-        rows.append([part["part"], part["off"], part["slower"] if ok else None, answer])
-    columns = ["switched off", "what runs instead", "times slower", "answers"]
-    return f"<h2>Ablations</h2>{table(columns, rows)}"
-
-
-def _online(record: Record) -> str:
-    if not record["online"]:
-        return ""
-    rows = [
-        [
-            one["contender"],
-            f"{one['model']}, {one['context']} tokens, W {one['beam']}",
-            one.get("rate"),
-            one.get("p99_ms"),
-            one.get("largest_batch"),
-            one.get("reason") or one["status"],
-        ]
-        for one in record["online"]
-    ]
-    columns = ["", "workload", "highest users/s", "P99 ms there", "largest batch", ""]
-    note = "Open loop: Poisson arrivals that do not wait for answers; latency from arrival to answer, queueing counted."
-    return f"<h2>Online</h2><p class=dim>{note}</p>{table(columns, rows)}"
-
-
-def _constraint(record: Record) -> str:
-    if not record["constraint"]:
-        return ""
-    rows = [
-        [one["items"], one.get("constraint_ms"), one.get("masked_constraint_ms"), one.get("masked_over_xgr")]
-        for one in record["constraint"]["sizes"]
-    ]
-    columns = ["items", "xgr ms", "masked full-vocabulary top-k ms", "times"]
-    return f"<h2>The constraint alone</h2>{table(columns, rows)}"
-
-
-def _absent(record: Record) -> str:
-    absent = sorted(
-        {
-            (one["name"], one["reason"])
-            for row in record["rows"]
-            for one in row["contenders"]
-            if one["status"] == "not run"
-        }
-    )
-    absent += [(part["part"], part["reason"]) for part in record["left_out"]]
-    return f"<h2>Not run</h2>{table(['', 'why'], absent)}" if absent else ""
+def _section(view: Table, level: str = "h2") -> str:
+    notes = "".join(f'<p class="{"bad" if WRONG in note else "dim"}">{escape(note)}</p>' for note in view.notes)
+    return f"<{level}>{escape(view.title)}</{level}>{table(view.columns, view.rows)}{notes}"
 
 
 def _machine(record: Record) -> str:
@@ -271,8 +141,15 @@ def _machine(record: Record) -> str:
         ["ceiling, matrix product", f"{ceilings['tflops']:.3g} TFLOP/s: {ceilings['matmul']}"],
         ["ceiling, copy", f"{ceilings['tbs']:.3g} TB/s: {ceilings['copy']}"],
         ["other CPU load", f"{noise.get('other_busy_cores', '?')} cores"],
-        ["GPU clocks", str(noise["gpu_clocks"]) if noise.get("gpu_clocks") else None],
+        ["GPU clocks", _clocks(noise["gpu_clocks"]) if noise.get("gpu_clocks") else None],
         ["took", f"{record['seconds'] or 0:,.0f} s"],
     ]
     command = escape(shlex.join(record["command"]))
     return f"<h2>Machine, versions, command</h2>{table(['', ''], rows)}<p><code>{command}</code></p>"
+
+
+def _clocks(clocks: Record) -> str:
+    text = f"median {clocks['median_mhz']:,.0f} MHz, lowest {clocks['lowest_mhz']:,.0f} of "
+    text += f"{clocks['highest_possible_mhz']:,.0f}; up to {clocks['highest_power_w']:,.0f} W and "
+    text += f"{clocks['highest_temperature_c']:,.0f} degrees"
+    return text + (f"; slowed by {', '.join(clocks['slowed_by'])}" if clocks["slowed_by"] else "; never slowed")

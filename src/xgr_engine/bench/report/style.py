@@ -25,11 +25,11 @@ p { margin: 6px 0; } .dim, .nothing { color: var(--dim); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 200px), 1fr)); gap: 12px; margin:
 14px 0; }
 .cards .card b { display: block; font-size: 1.35rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
-th, td { padding: 5px 10px 5px 0; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; min-width: min(100%, 36rem); font-size: 0.9rem; }
+th, td { padding: 5px 18px 5px 0; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th { color: var(--dim); font-weight: 600; white-space: nowrap; } td.n { text-align: right; font-variant-numeric:
 tabular-nums;
-white-space: nowrap; } th.n { text-align: right; } td.bad { color: var(--bad); font-weight: 600; }
+white-space: nowrap; } th.n { text-align: right; } td.bad, .bad { color: var(--bad); font-weight: 600; }
 code { font: 0.88em ui-monospace, SFMono-Regular, Menlo, monospace; background: var(--panel); padding: 1px 4px;
 border-radius: 4px;
 overflow-wrap: anywhere; }
