@@ -29,6 +29,7 @@ LIBRARIES = {
     ],
     "triton": [
         "xattention.triton",
+        "xattention.prefill.triton",
         "xattention.hopper",
         "xbeam.triton",
         "kernels.triton",

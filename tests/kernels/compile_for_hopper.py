@@ -87,8 +87,8 @@ def prefill():
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from xgr_engine.xattention import prefill_triton
     from xgr_engine.xattention.hopper.prefill_kernel import hopper_prefill_kernel
+    from xgr_engine.xattention.prefill import triton
 
     lists = {"work_list": "*i32", "out": "*bf16"}
     for dim, keys, stages, q_stages in ((128, 128, 2, 2), (64, 128, 4, 2), (128, 64, 4, 1)):
@@ -98,7 +98,7 @@ def prefill():
         types = {"q_tiles": tiles[64], "k_tiles": tiles[keys], "v_tiles": tiles[keys], **lists}
         build(hopper_prefill_kernel, constants, source=GluonASTSource, **types)
     heads = {"HEADS": 16, "G": 2, "D": 128, "BLOCK_D": 128, "PRECISION": "ieee"}
-    build(prefill_triton._prefill_kernel, {**heads, "ROWS": 128, "KEYS": 64}, 8, 3, k="*bf16", v="*bf16", **lists)
+    build(triton._prefill_kernel, {**heads, "ROWS": 128, "KEYS": 64}, 8, 3, k="*bf16", v="*bf16", **lists)
 
 
 def elementwise():

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from xgr_engine.errors import UsageError
-from xgr_engine.xattention import prefill, prefill_flash3, prefill_triton, ragged, reference
-from xgr_engine.xattention.ragged import Cut, Ragged
+from xgr_engine.xattention import prefill, reference
+from xgr_engine.xattention.prefill import flash3, ragged, triton
+from xgr_engine.xattention.prefill.ragged import Cut, Ragged
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 AWKWARD = [31, 1, 127, 33, 64]
@@ -51,7 +52,7 @@ class Case:
 
 
 def by_triton(tiles):
-    return lambda *args: prefill_triton.prompt_attention(*args, tiles=tiles)
+    return lambda *args: triton.prompt_attention(*args, tiles=tiles)
 
 
 @pytest.mark.parametrize("shared", [0, 7, 128])
@@ -59,27 +60,27 @@ def by_triton(tiles):
 @pytest.mark.parametrize("dim", [64, 128])
 def test_triton_equals_reference(device, poisoned_memory, dim, group, shared):
     case = Case(AWKWARD, shared, group, dim, torch.float32, device)
-    assert case.error(case.run(prefill_triton.prompt_attention)) < TOLERANCE[torch.float32]
+    assert case.error(case.run(triton.prompt_attention)) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("shared", [0, 200])
 def test_long_and_short_tiles(device, poisoned_memory, shared):
     """A thousand tokens, with the tiles of 16-bit types too: more query rows than keys a step."""
     case = Case([1000, 5], shared, 2, 64, torch.float16, device, kv_heads=1)
-    for tiles in (prefill_triton.PrefillTiles(), prefill_triton.PrefillTiles(64, 128)):
+    for tiles in (triton.PrefillTiles(), triton.PrefillTiles(64, 128)):
         assert case.error(case.run(by_triton(tiles))) < TOLERANCE[torch.float16]
 
 
 def test_awkward_head_dimension(device, poisoned_memory):
     case = Case([33, 17], 5, 2, 24, torch.float32, device)
-    assert case.error(case.run(prefill_triton.prompt_attention)) < TOLERANCE[torch.float32]
+    assert case.error(case.run(triton.prompt_attention)) < TOLERANCE[torch.float32]
 
 
 def test_sequences_without_queries(device, poisoned_memory):
     case = Case([0, 33, 0], 0, 2, 64, torch.float32, device)
-    assert case.error(case.run(prefill_triton.prompt_attention)) < TOLERANCE[torch.float32]
+    assert case.error(case.run(triton.prompt_attention)) < TOLERANCE[torch.float32]
     none = Case([0, 0], 0, 2, 64, torch.float32, device)
-    assert none.run(prefill_triton.prompt_attention).shape == none.q.shape
+    assert none.run(triton.prompt_attention).shape == none.q.shape
 
 
 @pytest.mark.parametrize("change", [1, -1])
@@ -96,7 +97,7 @@ def test_a_shifted_diagonal_would_be_seen(device, change):
 
     ragged.list_work = shifted
     try:
-        got = prefill_triton.prompt_attention(case.q, case.k, case.v, table, case.scale)
+        got = triton.prompt_attention(case.q, case.k, case.v, table, case.scale)
     finally:
         ragged.list_work = good
     assert not case.error(got) < 1e-3
@@ -108,14 +109,14 @@ def test_strides_of_views(device, poisoned_memory):
     wide = torch.full((len(case.q), 8, 64), torch.nan, device=device)
     wide[:, 2:6] = case.q
     case.q = wide[:, 2:6]
-    assert case.error(case.run(prefill_triton.prompt_attention)) < TOLERANCE[torch.float32]
+    assert case.error(case.run(triton.prompt_attention)) < TOLERANCE[torch.float32]
 
 
 def test_refuses_what_it_does_not_cover(device):
     case = Case([4], 0, 2, 64, torch.float32, device)
     case.q = case.q.double()
     with pytest.raises(UsageError, match="float64"):
-        case.run(prefill_triton.prompt_attention)
+        case.run(triton.prompt_attention)
 
 
 # ---- the list of work
@@ -170,14 +171,14 @@ def test_runs_of_equal_shape():
 
 
 def test_layers_share_an_upload():
-    first, again = (ragged.ragged([0, 5, 9], [0, 5, 9]) for _ in range(2))
+    first, again = (ragged.sequences_of([0, 5, 9], [0, 5, 9]) for _ in range(2))
     assert first is again
     device = torch.device("cpu")
     assert first.offsets(device)[0] is again.offsets(device)[0]
     assert first.offsets(device)[1].tolist() == [0, 5, 9]
     for size in range(20):  # other batches push it out
-        ragged.ragged([0, size], [0, size])
-    assert ragged.ragged([0, 5, 9], [0, 5, 9]) is not first
+        ragged.sequences_of([0, size], [0, size])
+    assert ragged.sequences_of([0, 5, 9], [0, 5, 9]) is not first
 
 
 @pytest.mark.parametrize("kernel", ["auto", "runs", "triton"])
@@ -202,13 +203,13 @@ class TestFlash3:
 
     @pytest.fixture(autouse=True)
     def _fresh(self, monkeypatch):
-        prefill_flash3._entry.cache_clear()
-        prefill_flash3.works.cache_clear()
-        monkeypatch.setattr(prefill_flash3, "is_hopper", lambda device: True)
-        monkeypatch.setattr(prefill_flash3, "PACKAGES", ("made_up_flash",))
+        flash3._entry.cache_clear()
+        flash3.works.cache_clear()
+        monkeypatch.setattr(flash3, "is_hopper", lambda device: True)
+        monkeypatch.setattr(flash3, "PACKAGES", ("made_up_flash",))
         yield
-        prefill_flash3._entry.cache_clear()
-        prefill_flash3.works.cache_clear()
+        flash3._entry.cache_clear()
+        flash3.works.cache_clear()
 
     def install(self, monkeypatch, tmp_path, text):
         (tmp_path / "made_up_flash.py").write_text(text)
@@ -216,7 +217,7 @@ class TestFlash3:
         monkeypatch.delitem(__import__("sys").modules, "made_up_flash", raising=False)
 
     def test_not_installed(self, caplog):
-        assert not prefill_flash3.works(torch.device("cpu"))
+        assert not flash3.works(torch.device("cpu"))
         assert not caplog.records
         case = Case([4], 0, 2, 64, torch.bfloat16, "cpu")
         with pytest.raises(Exception, match="made_up_flash"):
@@ -224,12 +225,12 @@ class TestFlash3:
 
     def test_cannot_be_loaded(self, monkeypatch, tmp_path, caplog):
         self.install(monkeypatch, tmp_path, "raise ImportError('undefined symbol')")
-        assert not prefill_flash3.works(torch.device("cpu"))
+        assert not flash3.works(torch.device("cpu"))
         assert "undefined symbol" in caplog.text
 
     def test_wrong_numbers(self, monkeypatch, tmp_path, caplog):
         self.install(monkeypatch, tmp_path, "def flash_attn_varlen_func(q, *rest, **more):\n    return q")
-        assert not prefill_flash3.works(torch.device("cpu"))
+        assert not flash3.works(torch.device("cpu"))
         assert "wrong by" in caplog.text
 
     def test_right_numbers(self, monkeypatch, tmp_path):
@@ -242,7 +243,7 @@ def flash_attn_varlen_func(q, k, v, query_start, key_start, queries, keys, *, so
     return reference.prompt_attention(q, k, v, *starts, softmax_scale), None
 """
         self.install(monkeypatch, tmp_path, text)
-        assert prefill_flash3.works(torch.device("cpu"))
+        assert flash3.works(torch.device("cpu"))
 
 
 # ---- on a GPU
@@ -255,7 +256,7 @@ ON_GPU = ["cudnn", "flash2", "flash3", "hopper", "runs", "triton"]
 @pytest.mark.parametrize("shared", [0, 7, 200])
 def test_kernels_on_a_gpu(poisoned_memory, kernel, shared):
     device = torch.device("cuda")
-    if kernel == "flash3" and not prefill_flash3.works(device):
+    if kernel == "flash3" and not flash3.works(device):
         pytest.skip("FlashAttention-3 is not installed")
     if kernel == "hopper" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")

@@ -18,7 +18,7 @@ from xgr_engine.xattention.hopper.work import advance, own_range, work_item
 
 
 @gluon.jit
-def _take_turn(INDEX: gl.constexpr):
+def take_turn(INDEX: gl.constexpr):
     """Wait until the other consumer has issued its products. 256 = both warpgroups; Triton's own barriers are low."""
     if INDEX == 0:
         gl.inline_asm_elementwise("bar.sync 14, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
@@ -27,7 +27,7 @@ def _take_turn(INDEX: gl.constexpr):
 
 
 @gluon.jit
-def _pass_turn(INDEX: gl.constexpr):
+def pass_turn(INDEX: gl.constexpr):
     """Let the other consumer issue its products."""
     if INDEX == 0:
         gl.inline_asm_elementwise("bar.arrive 15, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
@@ -45,7 +45,7 @@ def _softmax_step(s, m, total, scale):
 
 
 @gluon.jit
-def _masked_softmax(s, mask, m, total, scale):
+def masked_softmax(s, mask, m, total, scale):
     """As :func:`_softmax_step` with absent keys; a row without any key so far keeps m = -inf."""
     s = gl.where(mask, s, float("-inf"))
     m_new = gl.maximum(m, gl.max(s, 1) * scale)
@@ -73,7 +73,7 @@ def _mask(
 
 
 @gluon.jit
-def _step(
+def step(
     my_q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, stage, phase, ahead, ahead_phase, more, p, acc, m, total,
     scale, mask, INDEX: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, O: gl.constexpr,  # noqa: E741
     P: gl.constexpr,
@@ -84,15 +84,15 @@ def _step(
     issued, or the assembler serialises them: conversion and correction come before.
     """
     weights = gl.convert_layout(p.to(k_smem.dtype), P)
-    _take_turn(INDEX)
+    take_turn(INDEX)
     s_next = warpgroup_mma(my_q, k_smem.index(ahead).permute((1, 0)), p, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(stage), phase)
     acc_next = warpgroup_mma(weights, v_smem.index(stage), acc, is_async=True)
-    _pass_turn(INDEX)
+    pass_turn(INDEX)
     s = warpgroup_mma_wait(1, [s_next])
     mbarrier.arrive(k_empty.index(ahead))
     if MASKED:
-        m, alpha, p, total = _masked_softmax(s, mask, m, total, scale)
+        m, alpha, p, total = masked_softmax(s, mask, m, total, scale)
     else:
         m, alpha, p, total = _softmax_step(s, m, total, scale)
     # The wait for the next keys stands between the softmax and the wait for the products: its branch keeps the
@@ -132,7 +132,7 @@ def consume(
     q_phase = 0
     p = gl.zeros([M, KEYS], gl.float32, S)
     if INDEX == 1:
-        _pass_turn(INDEX)  # consumer 0 goes first
+        pass_turn(INDEX)  # consumer 0 goes first
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
         tile, head, split, user, _start, keys = work_item(work, prompt_start, beams, KV_HEADS, G, SPLITS, ROWS, KEYS)
         tiles = gl.maximum((keys + KEYS - 1) // KEYS, 1)
@@ -148,7 +148,7 @@ def consume(
         s = warpgroup_mma_wait(0, [s])
         mbarrier.arrive(k_empty.index(stage))
         m = gl.full([M], float("-inf"), gl.float32, row_s)
-        m, _alpha, p, total = _masked_softmax(s, mask, m, gl.zeros([M], gl.float32, row_s), scale)
+        m, _alpha, p, total = masked_softmax(s, mask, m, gl.zeros([M], gl.float32, row_s), scale)
         acc = gl.zeros([M, D], gl.float32, O)
         ahead, ahead_phase = advance(stage, phase, STAGES)
         count = own + tiles
@@ -156,12 +156,12 @@ def consume(
         if OWN > 0:
             for t in range(1, own + 1):
                 mask = _mask(t, own, rest, n, line, tile, user, beams, ancestors, G, A, ROWS, KEYS)
-                stage, phase, ahead, ahead_phase, p, acc, m, total = _step(
+                stage, phase, ahead, ahead_phase, p, acc, m, total = step(
                     my_q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, stage, phase, ahead, ahead_phase,
                     t + 1 < count, p, acc, m, total, scale, mask, INDEX, True, STAGES, O, P,
                 )  # fmt: skip
         for j in range(1, tiles):
-            stage, phase, ahead, ahead_phase, p, acc, m, total = _step(
+            stage, phase, ahead, ahead_phase, p, acc, m, total = step(
                 my_q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, stage, phase, ahead, ahead_phase,
                 j + 1 < tiles, p, acc, m, total, scale, 0, INDEX, False, STAGES, O, P,
             )  # fmt: skip

@@ -1,10 +1,10 @@
 """Causal attention of ragged prompts for Hopper (compute capability 9.0), scheduled by hand in Gluon.
 
-Programs walk over a list of work made on the host (``xattention/ragged.py``): 128 query tokens of one head each. As in
-the decode kernel beside this one, a producer brings tiles into shared memory with the tensor memory accelerator and two
-consumer warpgroups own 64 query rows each; the consumers' steps are the same code. Keys are walked downwards from the
-diagonal: the tiles that need a mask come first and all others need none. The heads of a group stand next to each other
-in the list, so that the second finds the keys of the first in the L2 cache.
+Programs walk over a list of work made on the host (``xattention/prefill/ragged.py``): 128 query tokens of one head
+each. As in the decode kernel beside this one, a producer brings tiles into shared memory with the tensor memory
+accelerator and two consumer warpgroups own 64 query rows each; the consumers' steps are the same code. Keys are walked
+downwards from the diagonal: the tiles that need a mask come first and all others need none. The heads of a group stand
+next to each other in the list, so that the second finds the keys of the first in the L2 cache.
 
 Keys and values behind the last sequence read as zeros (the tensor map ends there), so nothing that lies there matters.
 """
@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from xgr_engine.xattention.hopper.consumer import _masked_softmax, _pass_turn, _step
+from xgr_engine.xattention.hopper.consumer import masked_softmax, pass_turn, step
 from xgr_engine.xattention.hopper.work import advance
 
 
@@ -94,7 +94,7 @@ def _consume(
     q_phase = 0
     p = gl.zeros([M, KEYS], gl.float32, S)
     if INDEX == 1:
-        _pass_turn(INDEX)  # consumer 0 goes first
+        pass_turn(INDEX)  # consumer 0 goes first
     query_row, rows, _key_row, position, head = _item(work_list, gl.program_id(0), works)
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
         following = _item(work_list, work + gl.num_programs(0), works)
@@ -109,18 +109,18 @@ def _consume(
         mbarrier.arrive(k_empty.index(stage))
         m = gl.full([M], float("-inf"), gl.float32, row_s)
         mask = (tiles - 1) * KEYS + n <= position + line
-        m, _alpha, p, total = _masked_softmax(s, mask, m, gl.zeros([M], gl.float32, row_s), scale)
+        m, _alpha, p, total = masked_softmax(s, mask, m, gl.zeros([M], gl.float32, row_s), scale)
         acc = gl.zeros([M, D], gl.float32, O)
         ahead, ahead_phase = advance(stage, phase, STAGES)
         mbarrier.wait(k_full.index(ahead), ahead_phase, pred=tiles > 1)
         for t in range(1, masked):
             mask = (tiles - 1 - t) * KEYS + n <= position + line
-            stage, phase, ahead, ahead_phase, p, acc, m, total = _step(
+            stage, phase, ahead, ahead_phase, p, acc, m, total = step(
                 my_q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, stage, phase, ahead, ahead_phase,
                 t + 1 < tiles, p, acc, m, total, scale, mask, INDEX, True, STAGES, O, P,
             )  # fmt: skip
         for t in range(gl.maximum(masked, 1), tiles):
-            stage, phase, ahead, ahead_phase, p, acc, m, total = _step(
+            stage, phase, ahead, ahead_phase, p, acc, m, total = step(
                 my_q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, stage, phase, ahead, ahead_phase,
                 t + 1 < tiles, p, acc, m, total, scale, 0, INDEX, False, STAGES, O, P,
             )  # fmt: skip

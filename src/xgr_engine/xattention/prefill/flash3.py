@@ -18,7 +18,7 @@ from torch import Tensor
 from xgr_engine.errors import BackendUnavailableError
 from xgr_engine.kernels.launch import is_hopper
 from xgr_engine.xattention import reference
-from xgr_engine.xattention.ragged import Ragged, ragged
+from xgr_engine.xattention.prefill.ragged import Ragged, sequences_of
 
 PACKAGES = ("flash_attn_interface", "fa3_fwd_interface")
 _TOLERANCE = 1e-2  # of the trial call, relative; bfloat16 alone costs 4e-3
@@ -74,7 +74,7 @@ def _trial(device: torch.device) -> float:
         torch.randn((rows, heads, 64), generator=generator, device=device).bfloat16()
         for rows, heads in ((270, 4), (370, 2), (370, 2))
     )
-    got = prompt_attention(q, k, v, ragged(queries, keys), 0.125).float()
+    got = prompt_attention(q, k, v, sequences_of(queries, keys), 0.125).float()
     expected = reference.prompt_attention(q.float(), k.float(), v.float(), queries, keys, 0.125)
     return float((got - expected).norm() / expected.norm())
 

@@ -91,7 +91,7 @@ _recent: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], Ragged] = OrderedD
 _in_graphs: dict[tuple[tuple[int, ...], tuple[int, ...]], Ragged] = {}
 
 
-def ragged(query_start: list[int], key_start: list[int]) -> Ragged:
+def sequences_of(query_start: list[int], key_start: list[int]) -> Ragged:
     """The sequences of a batch, the same object for all layers of its prefill."""
     name = tuple(query_start), tuple(key_start)
     found = _in_graphs.get(name) or _recent.get(name) or Ragged(*name)

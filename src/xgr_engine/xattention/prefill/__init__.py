@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.xattention import prefill_flash3, prefill_torch, prefill_triton
-from xgr_engine.xattention.prefill_torch import preferred_kernels
-from xgr_engine.xattention.ragged import Ragged, ragged
+from xgr_engine.xattention.prefill import flash3, fused, triton
+from xgr_engine.xattention.prefill.fused import preferred_kernels
+from xgr_engine.xattention.prefill.ragged import Ragged, sequences_of
 
 __all__ = ["KERNELS", "Kernel", "choose", "preferred_kernels", "prompt_attention"]
 
@@ -32,12 +32,12 @@ def _hopper(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float) ->
 
 
 KERNELS: dict[str, Kernel] = {
-    "runs": prefill_torch.by_run,
-    "cudnn": prefill_torch.cudnn_ragged,
-    "flash2": prefill_torch.flash2,
-    "flash3": prefill_flash3.prompt_attention,
+    "runs": fused.by_run,
+    "cudnn": fused.cudnn_ragged,
+    "flash2": fused.flash2,
+    "flash3": flash3.prompt_attention,
     "hopper": _hopper,
-    "triton": prefill_triton.prompt_attention,
+    "triton": triton.prompt_attention,
 }
 
 
@@ -51,7 +51,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged) -> str:
     few = sequences.square and len(sequences.runs) <= _FEW_SHAPES
     if few or q.dtype not in _HALF:
         return "runs" if sequences.square else "triton"
-    return "flash3" if prefill_flash3.covers(q) else "flash2"
+    return "flash3" if flash3.covers(q) else "flash2"
 
 
 def prompt_attention(
@@ -65,5 +65,5 @@ def prompt_attention(
     """
     if kernel != "auto" and kernel not in KERNELS:
         raise UsageError(f"prefill kernel {kernel}: must be auto, {', '.join(KERNELS)}")
-    sequences = ragged(query_start, key_start)
+    sequences = sequences_of(query_start, key_start)
     return KERNELS[choose(q, k, v, sequences) if kernel == "auto" else kernel](q, k, v, sequences, scale)
