@@ -25,13 +25,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from isolation import Job, run_isolated  # noqa: E402
+from kernel_cases.swiglu_plain import plain_swiglu_product  # noqa: E402
 from timing import relative_error  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.functional import linear  # noqa: E402
 
 from xgr_engine.kernels import triton as plain_kernels  # noqa: E402
 from xgr_engine.kernels.hopper import SwigluTiles, swiglu_product  # noqa: E402
-from xgr_engine.kernels.hopper.plain import plain_swiglu_product  # noqa: E402
 
 Candidate = Callable[[Tensor, Tensor, Tensor], object]  # x, weight, out
 

@@ -41,6 +41,11 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     return _result((gate * torch.sigmoid(gate)).mul_(up).to(gate_up.dtype), out)
 
 
+def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Gate and up products and :func:`silu_mul` of them: x [N, H], weight [2 * I, H] (gate's rows first) -> [N, I]."""
+    return silu_mul(linear(x, weight, bias), out)
+
+
 def _result(value: Tensor, out: Tensor | None) -> Tensor:
     return value if out is None else out.copy_(value)
 

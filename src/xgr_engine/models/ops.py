@@ -18,11 +18,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ops:
-    """The steps of a layer that are not matrix products, all of one implementation (signatures in the references)."""
+    """What a layer does beside plain matrix products, all of one implementation (signatures in the references)."""
 
     name: str
     add_rms_norm: Callable[..., Tensor]
-    silu_mul: Callable[..., Tensor]
+    swiglu: Callable[..., Tensor]
     rope_and_store: Callable[..., Tensor]
     beam_attention: Callable[..., Tensor]
     prompt_attention: Callable[..., Tensor]
@@ -38,7 +38,7 @@ def reference_ops() -> Ops:
     return Ops(
         name="reference",
         add_rms_norm=elementwise.add_rms_norm,
-        silu_mul=elementwise.silu_mul,
+        swiglu=elementwise.swiglu,
         rope_and_store=elementwise.rope_and_store,
         beam_attention=attention.beam_attention,
         prompt_attention=attention.prompt_attention,
@@ -64,7 +64,7 @@ def triton_ops() -> Ops:
     return Ops(
         name="triton",
         add_rms_norm=elementwise.add_rms_norm,
-        silu_mul=elementwise.silu_mul,
+        swiglu=elementwise.swiglu,
         rope_and_store=elementwise.rope_and_store,
         beam_attention=attention.beam_attention,
         prompt_attention=prefill.prompt_attention,

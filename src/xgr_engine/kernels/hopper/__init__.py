@@ -33,7 +33,7 @@ class SwigluTiles:
     group: int = 16
     stages: int = 4
     lead: int = 2
-    producers: int = 1
+    producers: int = 4
 
 
 DEFAULT = SwigluTiles()
