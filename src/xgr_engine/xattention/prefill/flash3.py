@@ -41,6 +41,8 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: 
         raise BackendUnavailableError(
             "FlashAttention-3 is not installed", why=name, hint="pip install fa3-fwd, or leave the choice open"
         )
+    # whole tiles are read: cut off what lies behind the last key, so that it reads as zeros
+    k, v = (t[: sequences.key_start[-1]] for t in (k, v))
     result = call(
         *(q, k, v, *sequences.offsets(q.device), *sequences.longest),
         softmax_scale=scale,
