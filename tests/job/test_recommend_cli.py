@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gated import Gate
 from job_support import Place
 
 from xgr_cli.main import run
@@ -80,25 +80,35 @@ def test_a_run_from_the_paths_of_the_documentation(place: Place, monkeypatch: py
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_stopped_run_leaves_no_half_file(place: Place, stop: signal.Signals) -> None:
-    users = place.users([[100 + (i + j) % 40 for j in range(8)] for i in range(20_000)])
+    users = place.users([[100 + (i + j) % 40 for j in range(8)] for i in range(8_000)])
+    gate = Gate(place.root / "gate", 2)
     command = [
-        sys.executable, "-m", "xgr_cli.main", "recommend", "--in", str(users), "--model", str(place.model),
+        *gate.command, "recommend", "--in", str(users), "--model", str(place.model),
         "--vocab", str(place.vocab), "--out", str(place.out), "--beam", "16", "--top-k", "5", "--shard-rows", "500",
     ]  # fmt: skip
     # a signal that this process ignores, as SIGINT in the background of a script, would be ignored by the child too
     process = subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: signal.signal(stop, signal.SIG_DFL)
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(stop, signal.SIG_DFL),
     )
     try:
-        deadline = time.monotonic() + 120
-        while not list(place.out.glob("part-*")) and process.poll() is None and time.monotonic() < deadline:
+        while len(list(place.out.glob("part-*"))) < 2:
+            assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(stop)
-        assert process.wait(60) != 0
+        assert process.stderr is not None
+        while "stopping within" not in (line := process.stderr.readline()):
+            assert line, "it ended without a word"
+        gate.open()
+        assert process.wait() == (143 if stop == signal.SIGTERM else 130)
     finally:
         process.kill()
+        process.communicate()
     parts = sorted(place.out.glob("part-*.parquet"))
-    assert 0 < len(parts) < 40 and not (place.out / "_SUCCESS").exists()
+    assert 2 <= len(parts) < 16 and not (place.out / "_SUCCESS").exists()
     for number, part in enumerate(parts):
         rows = pq.ParquetFile(part).read()
         assert rows["user_id"].to_pylist() == [f"u{i}" for i in range(500 * number, 500 * number + 500)]

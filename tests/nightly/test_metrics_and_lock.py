@@ -64,9 +64,10 @@ def test_the_text_form_is_what_prometheus_reads() -> None:
 def test_a_failure_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
     path = tmp_path / "xgr-nightly.prom"
     key = 'xgr_last_success_timestamp_seconds{name="xgr-nightly"}'
+    before = int(time.time())
     write_metrics(path, {**RECORD, "finished": now()}, 0)
     success = values(path.read_text())[key]
-    assert abs(success - time.time()) < 5
+    assert before <= success <= time.time()
     for error in (HistoryError("x"), Stopped("SIGTERM", 143), KeyboardInterrupt(), OSError(28, "full")):
         with pytest.raises(type(error)), reported(str(path), dict):
             raise error
@@ -113,7 +114,7 @@ def test_batch_percentiles() -> None:
 
 def _count_alone(path: Path, counter: Path, times: int) -> None:
     for _ in range(times):
-        with hold(path, wait=60):
+        with hold(path, wait=200):
             value = int(counter.read_text())
             time.sleep(0.001)
             counter.write_text(str(value + 1))
@@ -129,7 +130,7 @@ def test_only_one_holds_it_although_the_file_is_removed_each_time(tmp_path: Path
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(250)
         assert worker.exitcode == 0
     assert counter.read_text() == "20" and not (folder / "lock").exists()
 
