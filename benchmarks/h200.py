@@ -1,10 +1,11 @@
 """Everything that one H200 is asked for batches in one process: each kernel is compiled once, each model made once.
 
-    python benchmarks/h200.py --out DIR [--parts growth,memory,busy]
+    python benchmarks/h200.py --out DIR [--parts sustained,smaller,memory,busy]
 
-``growth.json`` (sustained.py: three geometries, three widths, linear layers beside them), ``memory.json`` and
-``busy.json`` are written row by row, so a run that is cut short leaves what it has. A part that fails is reported and
-the next one runs. ``--try-on-cpu`` runs the same scripts at tiny sizes without a GPU.
+``sustained.json`` (sustained.py at 1.7B: the rows of docs/performance.md, with their growth from width to width),
+``smaller.json`` (the same of two smaller geometries), ``memory.json`` and ``busy.json`` are written row by row, so a
+run that is cut short leaves what it has. A part that fails is reported and the next one runs. ``--try-on-cpu`` runs
+the same scripts at tiny sizes without a GPU.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ import sustained
 from rows import World
 
 _ROWS = "1000x8x128,1000x8x256,1000x8x512,1000x32x256,1000x32x512"
+_SMALL = ["--geometry", "quick", "--device", "cpu", "--seconds", "0.1", "--rows", "30x2x8,30x2x16"]
 _TRY = ["--geometry", "quick", "--device", "cpu"]
 # per part: the script, its arguments on the GPU, and those of a try on a CPU
 PARTS = {
-    "growth": (
+    "sustained": (
         sustained.main,
-        ["--geometry", "qwen3-1.7b,qwen3-0.6b,onerec-0.1b", "--seconds", "1", "--rows", _ROWS],
-        [*_TRY, "--seconds", "0.1", "--rows", "30x2x8,30x2x16"],
+        [*"--geometry qwen3-1.7b --seconds 2 --profile 1000x8x256 --rows".split(), f"1000x1x256,{_ROWS},5000x8x256"],
+        _SMALL,
+    ),
+    "smaller": (
+        sustained.main,
+        ["--geometry", "qwen3-0.6b,onerec-0.1b", "--seconds", "1", "--rows", _ROWS],
+        _SMALL,
     ),
     "memory": (memory.main, ["--geometry", "qwen3-1.7b,qwen3-0.6b"], [*_TRY, "--rows", "40x2x16"]),
     "busy": (

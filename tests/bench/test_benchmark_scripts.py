@@ -111,9 +111,10 @@ def test_every_script_runs_on_a_cpu(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     records = {
-        part: json.loads((tmp_path / f"{part}.json").read_text("utf-8")) for part in ("growth", "memory", "busy")
+        part: json.loads((tmp_path / f"{part}.json").read_text("utf-8"))
+        for part in ("sustained", "smaller", "memory", "busy")
     }
-    assert [row["beam"] for row in records["growth"]["growth"]] == [[8, 16]]
+    assert [row["beam"] for row in records["sustained"]["growth"]] == [[8, 16]]
     for record in records.values():
         assert all(row["matches"] for row in record["rows"])
     busy = records["busy"]["rows"][0]
