@@ -22,13 +22,14 @@ import sustained
 from rows import World
 
 _ROWS = "1000x8x128,1000x8x256,1000x8x512,1000x32x256,1000x32x512"
+_TABLE = f"1000x1x256,{_ROWS},5000x8x256"
 _SMALL = ["--geometry", "quick", "--device", "cpu", "--seconds", "0.1", "--rows", "30x2x8,30x2x16"]
 _TRY = ["--geometry", "quick", "--device", "cpu"]
 # per part: the script, its arguments on the GPU, and those of a try on a CPU
 PARTS = {
     "sustained": (
         sustained.main,
-        [*"--geometry qwen3-1.7b --seconds 2 --profile 1000x8x256 --rows".split(), f"1000x1x256,{_ROWS},5000x8x256"],
+        ["--geometry", "qwen3-1.7b", "--seconds", "2", "--profile", "1000x8x256", "--rows", _TABLE],
         _SMALL,
     ),
     "smaller": (
