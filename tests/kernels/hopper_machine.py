@@ -68,6 +68,9 @@ class Memory:
     def store(self, value: Tensor) -> None:
         self.t.copy_(value)
 
+    def load(self, layout: object) -> Tensor:
+        return self.t.clone()
+
 
 class Barrier:
     def __init__(self) -> None:
