@@ -87,6 +87,8 @@ def choose_options(device: torch.device, wishes: BenchWishes) -> BenchOptions:
     for name, flag in (("contexts", "context"), ("users", "users"), ("beams", "beam")):
         if (text := getattr(wishes, flag)) is not None:
             changes[name] = parse_counts(text, f"--{flag}")
+    if "beams" in changes:
+        changes["online_beams"] = ()
     changes |= _model(wishes, options) | _catalog(wishes, options)
     if wishes.baselines is not None:
         changes["baselines"] = _baselines(wishes.baselines)

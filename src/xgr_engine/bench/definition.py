@@ -100,14 +100,12 @@ class Definition:
         model = workload.model
         self.workload = workload
         self._levels = upload_trie(workload.catalog.trie, model.table.bind(workload.catalog.trie), model.device)
-        exact = DecoderOnly(
-            model.spec, model.decoder.embed.float(), model.decoder.norm.float(), _Widened(model.decoder.layers),
-            reference_ops(),
-        )  # fmt: skip
-        self._exact = self._setup(exact, model.head.float())
+        decoder = model.decoder
+        embed = decoder.embed.float()
+        exact = DecoderOnly(model.spec, embed, decoder.norm.float(), _Widened(decoder.layers), reference_ops())
+        self._exact = self._setup(exact, embed if model.head is decoder.embed else model.head.float())
         self._rounded: SearchSetup | None = None
         if model.dtype != "float32":
-            decoder = model.decoder
             plain = DecoderOnly(model.spec, decoder.embed, decoder.norm, decoder.layers, reference_ops())
             self._rounded = self._setup(plain, model.head)
 

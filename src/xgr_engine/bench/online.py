@@ -131,7 +131,8 @@ class Server:
 
     def warm_up(self) -> None:
         """Every shape that may come up is compiled and captured, and the latency model learns what each takes."""
-        for users in shapes(self.scheduler.limits.users):
+        most, fixed = self.scheduler.limits.users, self.scheduler.limits.fixed_shapes
+        for users in shapes(most) if fixed else sorted({1, (most + 1) // 2, most}):
             requests = [Request(0.0, prompt) for prompt in self.workload.batch(users, users).prompts]
             self.contender.run(Batch(tuple(request.prompt for request in requests)))
             for _ in range(2):

@@ -29,6 +29,7 @@ class BenchOptions:
         ablations, online, attention, constraint, timeline: parts of the report.
         constraint_items: catalog sizes of the constraint's cost.
         slo_ms: what the P99 of the online mode must keep.
+        online_beams: widths of the online mode, those of ``beams`` where empty.
         online_requests, online_trial_s: least requests and least seconds of a trial; online_contenders: who takes part.
         time_limit_s: no further part is begun after that many seconds; the report lists what was left out.
     """
@@ -63,6 +64,7 @@ class BenchOptions:
     timeline: bool = True
     constraint_items: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     slo_ms: float = 200.0
+    online_beams: tuple[int, ...] = ()
     online_requests: int = 200
     online_trial_s: float = 4.0
     online_contenders: tuple[str, ...] = ("xgr", "paged")
@@ -133,12 +135,13 @@ def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:
             contexts=(64, 128),
             users=(2,),
             beams=(32, 64),
-            budget_s=0.4,
+            budget_s=0.25,
             max_repeats=30,
             time_limit_s=45.0,
             online=True,
+            online_beams=(64,),
             online_requests=60,
-            online_trial_s=1.5,
+            online_trial_s=1.0,
             online_contenders=("xgr",),
         )
     raise UsageError(f"--preset {name}: must be one of {', '.join(PRESETS)}")
@@ -146,12 +149,19 @@ def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:
 
 def default_options(*, on_gpu: bool, gpu_bytes: int = 0) -> BenchOptions:
     """What ``xgr bench`` runs when nothing is said: a geometry that fits the machine."""
+    everyone = ("hf", "hf-fast", "paged", "paper")
     if not on_gpu:
         return BenchOptions(
-            geometries=("quick",), items=20_000, contexts=(64,), users=(2,), budget_s=1.0, baselines=("hf", "paged")
+            geometries=("quick",),
+            items=20_000,
+            contexts=(64,),
+            users=(2,),
+            budget_s=1.0,
+            baselines=everyone,
+            time_limit_s=90.0,
         )
     geometry = "qwen3-1.7b" if gpu_bytes > 40e9 else "qwen3-0.6b" if gpu_bytes > 12e9 else "onerec-0.1b"
-    return BenchOptions(geometries=(geometry,), baselines=("hf", "paged"))
+    return BenchOptions(geometries=(geometry,), baselines=everyone)
 
 
 def parse_count(text: str, flag: str) -> int:

@@ -148,7 +148,7 @@ class Bench:
         if first and self.options.ablations:
             self._part("ablations", lambda: self._ablations(chosen))
         if self.options.online:
-            for beam in self.options.beams:
+            for beam in self.options.online_beams or self.options.beams:
                 self._part(f"online, W {beam}", partial(self._online, subject, beam))
 
     def _load(self, name: str) -> Subject:
