@@ -115,11 +115,11 @@ class Row:
         try:
             contender = make_contender(name)
             found.what = contender.what
-            if self._ready and time.monotonic() > self.budget.deadline:
-                found.status, found.reason = "not run", "the time limit was over"
-                return
             if reason := contender.available(self.workload):
                 found.status, found.reason = "not run", reason
+                return
+            if self._ready and time.monotonic() > self.budget.deadline:
+                found.status, found.reason = "not run", "the time limit was over"
                 return
             self._warm(contender, found)
             self._ready[name] = contender

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, roofline, span_chart
+from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, number, roofline, span_chart
 
 Record = dict[str, Any]
 Figure = tuple[str, str]  # heading and SVG
@@ -18,32 +19,54 @@ Value = tuple[float, float, float]  # a figure and its interval
 
 
 def model_charts(record: Record, model: str) -> list[Figure]:
-    """Latency and memory against width, throughput and memory against context, for one model of the run."""
+    """Latency and memory against width, throughput and memory against context, for one model of the run.
+
+    Where there is one width, the batch takes its place; what has one value on every axis is drawn as bars.
+    """
     rows = [row for row in record["rows"] if row["model"] == model]
-    contexts, users = (sorted({row[name] for row in rows}) for name in ("context", "users"))
-    beams = sorted({row["beam"] for row in rows})
+    contexts, users, beams = (sorted({row[name] for row in rows}) for name in ("context", "users", "beam"))
     context, batch = contexts[0], users[-1]
     wide = _WIDE if _WIDE in beams else beams[-1]
     gpu = any(one.get("device_peak_bytes") is not None for row in rows for one in row["contenders"])
-    where = "device" if gpu else "host, above what the process held"
-    at_context = [row for row in rows if row["context"] == context and row["users"] == batch]
-    at_beam = [row for row in rows if row["beam"] == wide and row["users"] == batch]
-
-    def over_width(figure: Callable[[Record], Value | None], unit: str) -> str:
-        axes = Axes("W", unit, log_y=True, x_ticks=beams)
-        return line_chart(_series(at_context, "beam", figure), axes, f"{unit} against W")
-
-    def over_context(figure: Callable[[Record], Value | None], unit: str) -> str:
-        axes = Axes("prompt tokens", unit, log_y=True, x_ticks=contexts)
-        return line_chart(_series(at_beam, "context", figure), axes, f"{unit} against prompt tokens")
-
-    at, across = f"{context} tokens x {batch} users", f"W {wide}, {batch} users"
-    return [
-        (f"Latency against width: {at}", over_width(_latency, "ms, p50 with 95 %")),
-        (f"Throughput against context: {across}", over_context(_rate, "users/s")),
-        (f"Memory against width ({where}): {at}", over_width(_memory, "GB")),
-        (f"Memory against context ({where}): {across}", over_context(_memory, "GB")),
+    memory = "Memory" if gpu else "Memory above what the process held"
+    by_users = len(beams) == 1 and len(users) > 1
+    first = [row for row in rows if row["context"] == context and (by_users or row["users"] == batch)]
+    second = [row for row in rows if row["beam"] == wide and row["users"] == batch]
+    axis, name, ticks = ("users", "users a batch", users) if by_users else ("beam", "W", beams)
+    if by_users:
+        word, at = "batch", f"{context:,} tokens, W {wide}"
+    else:
+        word, at = "width", f"{context:,} tokens x {batch} users"
+    across = f"W {wide}, {batch} users"
+    over_first = partial(_chart, first, axis, name, ticks)
+    over_context = partial(_chart, second, "context", "prompt tokens", contexts)
+    against = f" against {word}: {at}" if len(ticks) > 1 else f": {at}, W {wide}"
+    against_context = f" against context: {across}" if len(contexts) > 1 else f": {contexts[0]:,} tokens, {across}"
+    figures = [
+        (f"Latency{against}", over_first(_latency, "ms, p50 with 95 %")),
+        (f"Throughput{against_context}", over_context(_rate, "users/s")),
+        (f"{memory}{against}", over_first(_memory, "GB")),
     ]
+    if len(contexts) > 1:
+        figures.append((f"{memory}{against_context}", over_context(_memory, "GB")))
+    return figures
+
+
+def _chart(
+    rows: Sequence[Record],
+    axis: str,
+    name: str,
+    ticks: Sequence[float],
+    figure: Callable[[Record], Value | None],
+    unit: str,
+) -> str:
+    """Lines of all contenders, or bars where the axis has one value."""
+    series = _series(rows, axis, figure)
+    label = f"{unit} against {name}"
+    if len(ticks) > 1:
+        return line_chart(series, Axes(name, unit, log_y=True, x_ticks=list(ticks)), label)
+    bars = [(one.name, one.points[0][1], f"{number(one.points[0][1])} {unit.split(',')[0]}") for one in series]
+    return bar_chart(bars, label)
 
 
 def other_charts(record: Record) -> list[Figure]:

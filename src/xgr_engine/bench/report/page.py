@@ -15,6 +15,7 @@ from xgr_engine.bench.report.tables import WRONG, Table, claims_table, part_tabl
 from xgr_engine.files import write_text
 
 Record = dict[str, Any]
+_SHORT = 20  # cells up to this length are never folded
 
 
 def write_page(path: Path, record: Record) -> None:
@@ -63,7 +64,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _class(right: bool, cell: str = "") -> str:
     if cell.startswith((WRONG, "out of memory", "failed")):
         return " class=bad"
-    return " class=n" if right else ""
+    if right:
+        return " class=n"
+    return " class=short" if 0 < len(cell) <= _SHORT else ""
 
 
 def _numeric(text: str) -> bool:
@@ -106,8 +109,9 @@ def _headline(record: Record) -> str:
     cards = []
     for name, values in ratios.items():
         faulty = " and ".join(sorted({"xgr", name} & wrong))
-        marked = f' <span class="bad">answers of {escape(faulty)} {WRONG}</span>' if faulty else ""
-        text = f"the users/s of {escape(name)}, {len(values)} row(s){marked}"
+        marked = f'; <span class="bad">answers of {escape(faulty)} {WRONG}</span>' if faulty else ""
+        rows = f"{len(values)} row{'s' if len(values) > 1 else ''}"
+        text = f"the users/s of {escape(name)}, {rows}{marked}"
         cards.append(f'<div class="card"><b>{_span(values)} times</b>{text}</div>')
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 

@@ -12,7 +12,7 @@ STYLE = """
 --s0: #6cb2ff; --s1: #ff9d66; --s2: #b79bff; --s3: #5fd4c6; --s4: #ff8ccb; --s5: #e5c352; --s6: #aab4c0; --s7:
 #86d69b; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1220px; padding: 20px 16px 60px; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; max-width: 1320px; padding: 20px 16px 60px; background: var(--paper); color: var(--ink);
 font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 4px; } h2 { font-size: 1.2rem; margin: 36px 0 8px; } h3 { font-size: 1rem;
 margin: 4px 0 8px; }
@@ -25,8 +25,9 @@ p { margin: 6px 0; } .dim, .nothing { color: var(--dim); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 200px), 1fr)); gap: 12px; margin:
 14px 0; }
 .cards .card b { display: block; font-size: 1.35rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; min-width: min(100%, 36rem); font-size: 0.9rem; }
-th, td { padding: 5px 18px 5px 0; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; min-width: min(100%, 36rem); font-size: 0.88rem; }
+.short { white-space: nowrap; }
+th, td { padding: 5px 16px 5px 0; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th { color: var(--dim); font-weight: 600; white-space: nowrap; } td.n { text-align: right; font-variant-numeric:
 tabular-nums;
 white-space: nowrap; } th.n { text-align: right; } td.bad, .bad { color: var(--bad); font-weight: 600; }

@@ -252,15 +252,16 @@ def constraint_table(constraint: Record) -> Table:
 
 def absent_table(record: Record) -> Table | None:
     """Who and what was not run, and why; None where all was."""
-    absent = sorted(
-        {
-            (one["name"], one["reason"])
-            for row in record["rows"]
-            for one in row["contenders"]
-            if one["status"] == "not run"
-        }
-    )
-    rows: list[list[object]] = [list(pair) for pair in absent]
+    absent: dict[tuple[str, str], list[str]] = {}
+    for row in record["rows"]:
+        for one in row["contenders"]:
+            if one["status"] == "not run":
+                absent.setdefault((one["name"], one["reason"]), []).append(shape_of(row))
+    rows: list[list[object]] = []
+    for (name, reason), where in sorted(absent.items()):
+        if len(where) < len(record["rows"]):
+            reason += f": {'; '.join(where)}" if len(where) < 4 else f", in {len(where)} of {len(record['rows'])} rows"
+        rows.append([name, reason])
     rows += [[part["part"], part["reason"]] for part in record["left_out"]]
     return Table("Not run", ("", "why"), rows) if rows else None
 
