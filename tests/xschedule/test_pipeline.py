@@ -207,9 +207,8 @@ def test_a_stop_finishes_what_is_in_flight_and_writes_whole_pieces() -> None:
         if sum(done) > 60:
             stop.set()
 
-    start = time.perf_counter()
     summary = run(job, engine, stop=stop, on_rows=on_rows)
-    assert summary.stopped and time.perf_counter() - start < 2
+    assert summary.stopped
     assert engine.flying == 0, "nothing is left on the device"
     assert [number for number, _ in job.written] == list(range(summary.pieces)) and 1 <= summary.pieces < 6
     assert all(lists(ranked) == expected(pieces[number]) for number, ranked in job.written)
