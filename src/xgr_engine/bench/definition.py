@@ -26,6 +26,7 @@ from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights, Rows
 from xgr_engine.models.head import Head
 from xgr_engine.models.ops import reference_ops
 from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.options import ScoreOver
 from xgr_engine.search.setup import DeadNodes, SearchSetup, score_suffix
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.reference import ScoredRows, list_candidates, live_candidates, score_candidates, select_top
@@ -33,10 +34,10 @@ from xgr_engine.xbeam.state import Beams, Finished, TrieLevel, upload_trie
 
 # How far a float32 contender's score may lie from the definition's: sums in another order.
 _FLOAT32_SCORE = 5e-4
-# Half precision: this many times what plain torch in that precision deviates on the same SIDs, in this run, and at
-# least the second number. Twice, because the deviation is the largest of some hundred SIDs, while a contender has
-# thousands of candidates near its cuts: for errors that are normally distributed, the largest of 100 lies at 2.5
-# deviations and that of 100,000 at 4.3.
+# Half precision: this many times what plain torch in that precision (logits rounded to it, as usual) deviates on the
+# same SIDs, in this run, and at least the second number. Twice, because the deviation is the largest of some hundred
+# SIDs, while a contender has thousands of candidates near its cuts: for errors that are normally distributed, the
+# largest of 100 lies at 2.5 deviations and that of 100,000 at 4.3.
 _HALF_FACTOR, _HALF_LEAST = 2.0, 0.05
 # Rows a level that may be there, in widths, before the judgement is given up; rows through the model at once.
 _MOST_WIDTHS, _ROWS_AT_ONCE = 4, 1024
@@ -103,17 +104,17 @@ class Definition:
         decoder = model.decoder
         embed = decoder.embed.float()
         exact = DecoderOnly(model.spec, embed, decoder.norm.float(), _Widened(decoder.layers), reference_ops())
-        self._exact = self._setup(exact, embed if model.head is decoder.embed else model.head.float())
+        self._exact = self._setup(exact, embed if model.head is decoder.embed else model.head.float(), Head)
         self._rounded: SearchSetup | None = None
         if model.dtype != "float32":
             plain = DecoderOnly(model.spec, decoder.embed, decoder.norm, decoder.layers, reference_ops())
-            self._rounded = self._setup(plain, model.head)
+            self._rounded = self._setup(plain, model.head, _RoundedHead)
 
-    def _setup(self, decoder: DecoderOnly, head: Tensor) -> SearchSetup:
+    def _setup(self, decoder: DecoderOnly, weight: Tensor, make_head: type[Head]) -> SearchSetup:
         model, levels = self.workload.model, self.workload.catalog.trie.levels
         tokens = [torch.from_numpy(ids.astype(np.int64)).to(model.device) for ids in model.table.token_ids[:levels]]
-        options = self.workload.search
-        return SearchSetup(decoder, Head(head, tokens, decoder.ops), self._levels, options, model.score_suffix)
+        head = make_head(weight, tokens, decoder.ops)
+        return SearchSetup(decoder, head, self._levels, self.workload.search, model.score_suffix)
 
     def judge(self, prompts: list[Prompt], asked: list[Leaves]) -> list[Truth]:
         """What the lists of these prompts may be.
@@ -140,6 +141,15 @@ class Definition:
 
     def _search(self, setup: SearchSetup, prompt: Prompt, asked: Leaves) -> _Search:
         return _Search(setup, self.workload, prompt, np.unique(asked))
+
+
+class _RoundedHead(Head):
+    """Logits rounded to the model's dtype, as the linear layer at the end of a model in that dtype returns them."""
+
+    def level_scores(self, hidden: Tensor, level: int, over: ScoreOver) -> tuple[Tensor, Tensor | None]:
+        """As :meth:`Head.level_scores`."""
+        logits, normaliser = super().level_scores(hidden, level, over)
+        return logits.to(self.weight.dtype).float(), normaliser
 
 
 class _Widened(list[LayerWeights]):

@@ -25,7 +25,7 @@ from xgr_engine.xschedule.scheduler import BatchLimits, filling
 Note = Callable[[str], None]
 MOST_USERS = 64  # of a batch; larger ones bring nothing under a limit of a fraction of a second
 _PROBED_USERS = 8
-_STEPS = 6  # halvings of the interval that holds the highest rate
+_STEPS = 5  # halvings of the interval that holds the highest rate
 _CLOSE = 0.04  # or until its ends are this close
 _LONGEST_TRIAL_S = 20.0  # a slow engine gets fewer requests, so that a trial ends in about this time
 _FEWEST = 20

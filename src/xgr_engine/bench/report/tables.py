@@ -196,7 +196,8 @@ def ablations_table(ablations: Record) -> Table:
         ("the whole engine", whole.get("parity")),
         *((one["part"], one.get("parity")) for one in ablations["parts"]),
     ]
-    notes = wrong_notes(named)
+    notes = [_comparison(ablations["comparison"])] if ablations.get("comparison") else []
+    notes += wrong_notes(named)
     notes += [f"{one['part']} {one['status']}: {one['reason']}" for one in ablations["parts"] if one.get("reason")]
     columns = ("switched off", "what runs instead", "users/s", "times slower", "answers", "top-1", "overlap")
     title = f"One part switched off at a time: {shape_of(ablations)}, {ablations['shared_prefix']} tokens shared"
