@@ -72,9 +72,9 @@ def test_claims_stand_beside_figures_that_were_measured_and_nothing_else() -> No
         for name, rate in (("xgr", 90.0), ("paged", 30.0))
     ]
     memory, growth, attention, throughput = paper_claims(record)
-    assert memory["here"] == "6.0 GB against out of memory"
-    assert memory["ratio"] is None
-    assert growth["here"] == "1.50 times against out of memory"
-    assert growth["ratio"] is None
-    assert attention["ratio"] == 7.0
-    assert throughput["ratio"] == pytest.approx(3.0)
+    assert memory["values"] == {"xgr": 6.0, "paged": "out of memory"}
+    assert memory["better"] == {}
+    assert growth["values"] == {"xgr": 1.5, "paged": "out of memory"}
+    assert growth["better"] == {}
+    assert attention["better"] == {"paged": 7.0}
+    assert throughput["better"]["paged"] == pytest.approx(3.0)
