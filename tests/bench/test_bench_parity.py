@@ -16,11 +16,13 @@ import torch
 from bench_support import ranked, tiny_workload
 
 from xgr_engine.bench.baselines.base import RankedSids
+from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.definition import FLOAT32, Definition, Tolerance, Truth, _Search
 from xgr_engine.bench.parity import Parity, compare, judge, leaves_of
 from xgr_engine.bench.workloads import Batch, Workload, synthetic_catalog
 from xgr_engine.catalog.trie import build_trie
 from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.options import ScoreOver
 
 Prefix = tuple[int, ...]
 Scores = dict[Prefix, float]
@@ -328,3 +330,18 @@ def test_too_many_possible_rows_leave_nothing_to_be_said() -> None:
     parity = compare(any_two, [found], work.catalog.trie, 2)
     assert parity.marks == []
     assert parity.certain == 0
+
+
+@pytest.mark.parametrize("over", ["vocab", "level", "allowed"])
+@pytest.mark.parametrize("make", [workload, ragged])
+def test_the_engine_agrees_in_every_score_mode(over: ScoreOver, make: Callable[[], Workload]) -> None:
+    """SIDs of several lengths, a score suffix, and softmax over less than the vocabulary."""
+    work = make()
+    work = replace(work, search=replace(work.search, score_over=over))
+    engine = Xgr()
+    engine.prepare(work)
+    batch = work.batch(0)
+    found = judge(work, batch, {"xgr": engine.run(batch)}).parity["xgr"]
+    assert found.marks == []
+    assert found.overlap == 1.0
+    assert found.certain > 0.8 * found.sids
