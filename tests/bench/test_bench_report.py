@@ -260,6 +260,21 @@ def test_compare_flags_lost_contenders_and_wrong_answers(record: Record) -> None
     assert [row["figure"] for row in compare_records(record, wrong, 0.05)["regressions"]] == ["answers"]
 
 
+def test_compare_looks_at_online_rates_under_the_same_limit(record: Record) -> None:
+    record["online"] = record["online"][:1]
+    record["online"][0]["rate"] = 100.0
+    slower, gone, other = (copy.deepcopy(record) for _ in range(3))
+    slower["online"][0]["rate"] = 80.0
+    gone["online"][0]["rate"] = None
+    other["online"][0]["rate"], other["options"]["slo_ms"] = 10.0, 50.0
+    for changed in (slower, gone):
+        worse = compare_records(record, changed, 0.05)["regressions"]
+        assert [row["figure"] for row in worse] == ["online users/s"]
+        assert compare_records(changed, record, 0.05)["regressions"] == []
+    assert compare_records(record, slower, 0.3)["regressions"] == []
+    assert compare_records(record, other, 0.05)["regressions"] == []
+
+
 def test_compare_needs_rows_in_common(record: Record) -> None:
     other = copy.deepcopy(record)
     for row in other["rows"]:

@@ -57,6 +57,7 @@ def compare_records(before: Record, after: Record, limit: float | None) -> Recor
     rows: list[Record] = []
     for key in common:
         rows += _compare_one(key, old[key], new[key], limit)
+    rows += _compare_online(before, after, limit)
     machines = [record["machine"]["device_name"] for record in (before, after)]
     return {
         "machines": machines,
@@ -92,6 +93,27 @@ def _compare_one(key: tuple[Any, ...], old: Record, new: Record, limit: float | 
         worse = limit is not None and loss > limit and _apart(old, new, path)
         rows.append({**title, "figure": name, "before": first, "after": second, "ratio": ratio, "regression": worse})
     return rows
+
+
+def _compare_online(before: Record, after: Record, limit: float | None) -> list[Record]:
+    """Highest rates with the P99 kept, where both runs had the same limit. A rate that is no more is a regression."""
+    if before["options"]["slo_ms"] != after["options"]["slo_ms"]:
+        return []
+    old, new = ({_online_key(one): one for one in record["online"]} for record in (before, after))
+    rows: list[Record] = []
+    for key in (key for key in old if key in new):
+        first, second = old[key]["rate"], new[key]["rate"]
+        if not first:
+            continue
+        worse = limit is not None and (not second or first / second - 1 > limit)
+        title = {"row": f"{key[0]}, {key[1]} tokens, W {key[2]}", "contender": key[3], "figure": "online users/s"}
+        ratio = second / first if second else None
+        rows.append({**title, "before": first, "after": second, "ratio": ratio, "regression": worse})
+    return rows
+
+
+def _online_key(one: Record) -> tuple[Any, ...]:
+    return tuple(one[name] for name in ("model", "context", "beam", "contender"))
 
 
 def _answers(parity: Record | None) -> str:
