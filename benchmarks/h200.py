@@ -29,7 +29,7 @@ _TRY = ["--geometry", "quick", "--device", "cpu"]
 PARTS = {
     "sustained": (
         sustained.main,
-        ["--geometry", "qwen3-1.7b", "--seconds", "2", "--profile", "1000x8x256", "--rows", _TABLE],
+        ["--geometry", "qwen3-1.7b", "--seconds", "2", "--rows", _TABLE],
         _SMALL,
     ),
     "smaller": (

@@ -53,9 +53,13 @@ def main(given: list[str] | None = None, world: World | None = None) -> int:
                 line |= floor.of(geometry, shape)
             record["rows"].append(line)
             record["growth"] = growth(record["rows"]) if floor is not None else []
-            print({key: value for key, value in line.items() if key != "kernels"}, flush=True)
-            for kernel in line.get("kernels", []):
-                print("   ", kernel)
+            print(line, flush=True)
+            write(args.out, record)
+    for line in record["rows"]:  # at the end: the profiler slows every later launch of the process
+        shape = Shape(line["context"], line["users"], line["beam"])
+        if str(shape) in args.profile.split(","):
+            line |= profiled(world, line["geometry"], shape)
+            print(f"{line['geometry']} {shape}: {line['kernels']}", flush=True)
             write(args.out, record)
     show(record)
     return int(any(not line.get("matches", True) for line in record["rows"]))
@@ -134,8 +138,6 @@ def time_row(
     if gpu:
         peak = max(peak, _peak(gpu))
         line |= {"peak_gib": round(peak / 2**30, 2), "beyond_weights_gib": round((peak - base) / 2**30, 2)}
-    if str(shape) in args.profile.split(","):
-        line |= profile(recommender, batches)
     line["candidates"] = {"K = W": candidates(recommender, batches[:2])}
     return line
 
@@ -211,8 +213,13 @@ def phases(recommender: Recommender, prompts: Prompts, repeats: int) -> dict[str
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def profile(recommender: Recommender, batches: list[Prompts]) -> dict[str, Any]:
+def profiled(world: World, geometry: str, shape: Shape) -> dict[str, Any]:
     """Share of the wall time in which something runs on the device (union of intervals), and the kernels by time."""
+    free_memory(world.device)
+    batches = [world.prompts(geometry, shape.context, shape.users, seed) for seed in range(4)]
+    recommender = world.recommender(geometry, SearchOptions(beam=shape.beam, top_k=shape.beam))
+    for prompts in batches:
+        recommender.run(prompts, nothing(shape.users))
     device = recommender.model.device
     count = 2 * len(batches)
     walls: list[float] = []

@@ -70,17 +70,14 @@ def swiglu():
     from triton.experimental.gluon._runtime import GluonASTSource
 
     from xgr_engine.kernels.hopper.kernel import hopper_swiglu_kernel
-    from xgr_engine.kernels.hopper.plain import plain_swiglu_kernel
 
     blocks = {"x_tiles": (128, 64), "w_tiles": (128, 64), "out_tiles": (64, 128)}
     layouts = {name: gl.NVMMASharedLayout.get_default_for(list(block), gl.bfloat16) for name, block in blocks.items()}
     types = {name: f"tensordesc<bf16[{r}, {c}],{layouts[name]!r}>" for name, (r, c) in blocks.items()}
     tile = {"GROUP": 16, "ROWS": 128, "COLS": 128, "DEPTH": 64}
-    for stages, lead, producers in ((4, 2, 1), (3, 0, 4)):
+    for stages, lead, producers in ((4, 2, 4), (3, 0, 1)):
         constants = {**tile, "STAGES": stages, "LEAD": lead, "PRODUCERS": producers}
         build(hopper_swiglu_kernel, constants, source=GluonASTSource, **types)
-    blocks = {"x": "128, 64", "weight": "2, 128, 64", "out": "128, 128"}
-    build(plain_swiglu_kernel, tile, 8, 4, **{name: f"tensordesc<bf16[{block}]>" for name, block in blocks.items()})
 
 
 def prefill():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from xgr_engine.errors import UsageError
+from xgr_engine.kernels.launch import is_hopper
 from xgr_engine.xattention.prefill import flash3, fused, triton
 from xgr_engine.xattention.prefill.fused import preferred_kernels
 from xgr_engine.xattention.prefill.ragged import Ragged, sequences_of
@@ -22,7 +23,14 @@ __all__ = ["KERNELS", "Kernel", "choose", "preferred_kernels", "prompt_attention
 Kernel = Callable[[Tensor, Tensor, Tensor, Ragged, float], Tensor]
 
 _FEW_SHAPES = 2  # up to here one cuDNN call for each is better than a kernel for all: it builds a plan for every shape
+_LONG = 2048  # keys from which FlashAttention-3 is ahead of our kernel
 _HALF = (torch.bfloat16, torch.float16)
+
+
+def _hopper_covers(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    from xgr_engine.xattention.hopper import prefill as specialized
+
+    return specialized.covers(q, k, v)
 
 
 def _hopper(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float) -> Tensor:
@@ -42,13 +50,23 @@ KERNELS: dict[str, Kernel] = {
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged) -> str:
-    """The name of the kernel for a call.
+    """The name of the kernel for a call, as measured on an H200 (``benchmarks/results/prefill_h200.json``).
 
-    Measured on an H200, D 128: cuDNN on equal shapes 603 TFLOP/s (8 x 5000 tokens), FlashAttention-2 298.
+    Milliseconds with 16/8 heads of D 128, for 8 x 1000 tokens, 8 x 512 to 1000, 8 x 5000, 8 x 3000 to 5000: ours
+    0.076, 0.058, 1.45, 0.94; FlashAttention-3 0.086, 0.065, 1.41, 0.89; cuDNN 0.085, 0.164, 1.57, 1.28;
+    FlashAttention-2 0.176, 0.133, 2.74, 1.83. At D 64, 8 x 5000: ours 0.83, cuDNN 0.74.
     """
     if not q.is_cuda:
         return "runs"
     few = sequences.square and len(sequences.runs) <= _FEW_SHAPES
+    if q.dtype in _HALF and is_hopper(q.device):
+        long = sequences.longest[1] >= _LONG
+        if long and flash3.covers(q):
+            return "flash3"
+        if not (long and few and q.shape[2] == 64) and _hopper_covers(
+            q, k, v
+        ):  # at D 64 cuDNN takes 0.74 ms, ours 0.83
+            return "hopper"
     if few or q.dtype not in _HALF:
         return "runs" if sequences.square else "triton"
     return "flash3" if flash3.covers(q) else "flash2"
