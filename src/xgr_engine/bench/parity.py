@@ -40,6 +40,7 @@ class Parity:
         impossible: SIDs that rounding cannot bring into a list; wrong_scores: SIDs whose score is off by more than
             rounding; wrong_top1: users whose best SID is another although rounding cannot have changed that.
         invalid: rows that are no SID of the catalog; duplicate: repeated rows; short: users with too few valid rows.
+        least_overlap: what ``overlap`` must reach, in half precision.
     """
 
     users: int
@@ -55,11 +56,15 @@ class Parity:
     invalid: int
     duplicate: int
     short: int
+    least_overlap: float | None = None
 
     @property
     def marks(self) -> list[str]:
         """What is wrong, in words; empty where nothing is."""
-        return [f"{count} {words}" for name, words in _FAULTS.items() if (count := getattr(self, name))]
+        found = [f"{count} {words}" for name, words in _FAULTS.items() if (count := getattr(self, name))]
+        if self.least_overlap is not None and self.overlap < self.least_overlap:
+            found.append(f"overlap under {self.least_overlap:.0%}")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """With the marks."""
@@ -94,6 +99,7 @@ def judge(workload: Workload, batch: Batch, answers: Mapping[str, RankedSids]) -
         "score_tolerance": tolerance.score,
         "measured_noise": tolerance.measured,
         "plain_overlap": tolerance.overlap,
+        "least_overlap": tolerance.least_overlap,
         "dtype": workload.model.dtype,
     }
     return Judged({name: compare(answer, truths, trie, workload.top_k) for name, answer in answers.items()}, facts)
@@ -129,6 +135,7 @@ def compare(answer: RankedSids, truths: Sequence[Truth], trie: ItemTrie, top_k: 
         top1=same_top / len(overlaps),
         overlap=float(np.mean(overlaps)),
         score_difference=max(differences) if differences else None,
+        least_overlap=truths[0].tolerance.least_overlap,
         **counts,
     )
 

@@ -117,7 +117,8 @@ def _comparison(facts: Record) -> str:
     if facts["measured_noise"] is None:
         return text + ")"
     text += f"; plain torch in {facts['dtype']} is {facts['measured_noise']:.2g} off"
-    return text + f" and finds {facts['plain_overlap']:.1%} of the SIDs)"
+    text += f" and finds {facts['plain_overlap']:.1%} of the SIDs"
+    return text + (f", {facts['least_overlap']:.0%} are needed)" if facts.get("least_overlap") else ")")
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
