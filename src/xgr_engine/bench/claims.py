@@ -68,7 +68,7 @@ def _claim(
     ours = values.get("xgr")
     if ours is None or isinstance(ours, str):
         return
-    size = f"{shape['context']} tokens" + (f" x {shape['users']} users" if "users" in shape else "")
+    size = f"{shape['context']:,} tokens" + (f" x {shape['users']} users" if "users" in shape else "")
     better: dict[str, float] = {}
     for other in OTHERS:
         theirs = values.get(other)
