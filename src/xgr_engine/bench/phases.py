@@ -21,12 +21,12 @@ from xgr_engine.models.packing import PackedPrompts
 # First match wins; names of kernels (GPU) and operators (CPU) in lower case.
 _KINDS = (
     ("head", r"logsumexp|log_softmax"),
-    ("attention", r"attention|flash|fmha|sdpa|merge_states|aten::_?softmax|bmm"),
+    ("attention", r"attention|prefill_kernel|flash|fmha|sdpa|merge_states|aten::_?softmax|bmm"),
     (
         "selection",
         r"topk|sort|select_kernel|shortlist|score_kernel|expand_kernel|searchsorted|cumsum|scatter|nonzero|masked_fill",
     ),
-    ("linear", r"gemm|cutlass|nvjet|xmma|splitk|::mm$|::addmm|linear|matmul"),
+    ("linear", r"swiglu_kernel|gemm|cutlass|nvjet|xmma|splitk|::mm$|::addmm|linear|matmul"),
     ("copy", r"memcpy|memset|copy_|::to$|_to_copy|::fill_|pin_memory"),
     (
         "elementwise",

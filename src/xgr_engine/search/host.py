@@ -84,7 +84,7 @@ class _Batch:
         scored = ScoredRows(beams)
         waiting, at_once = beams.alive, self.rows_at_once
         self.counters.rows_live += int(waiting.sum())
-        enough = self._enough(level)
+        enough = self._enough(level, beams.node.shape[1])
         while True:
             chosen = waiting if enough is None else _best_rows(beams, waiting, at_once)
             waiting, at_once = waiting & ~chosen, 2 * at_once
@@ -105,14 +105,18 @@ class _Batch:
             self.pool = finish(self.pool, candidates, scores, leaf, beams, level, depth + 1, width)
         return next_beams(candidates, scores, open_, beams, level, width)
 
-    def _enough(self, level: TrieLevel) -> int | None:
-        """How many candidates make a row that scores below them all pointless; None to expand every row."""
-        if not self.rows_at_once:
+    def _enough(self, level: TrieLevel, rows: int) -> int | None:
+        """How many candidates make a row that scores below them all pointless; None to expand every row.
+
+        Looking costs another run of the model's kernels, so it must be likely to spare rows: there are more than twice
+        those of a first look, and on the last level fewer than half as many are wanted.
+        """
+        if not self.rows_at_once or rows <= 2 * self.rows_at_once:
             return None
         if level.leaf is None:
             return self.setup.options.beam
         last = level.inner is None and level.all_leaves and not self.setup.score_suffix
-        return self.setup.options.top_k if last else None
+        return self.setup.options.top_k if last and 2 * self.setup.options.top_k <= rows else None
 
     def _with_slots(self, beams: Beams, depth: int) -> Beams:
         """Give each row the slot that its own last code will occupy. The root has none: its token is the prompt's."""
