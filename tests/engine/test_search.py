@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from oracle import beam_search
 from tiny import CODES, DEVICE, LEVELS, TOKENS, TinyCatalog, TinyWorld, lists, random_prompts, same_ranking, token_table
 
-from xgr_engine.errors import UsageError
-from xgr_engine.options import SearchOptions
+from xgr_engine.errors import UsageError, XgrError
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.options import ScoreOver, SearchOptions
 from xgr_engine.recommender import Recommender
 
 SIDS = st.lists(st.lists(st.integers(0, CODES - 1), min_size=1, max_size=LEVELS).map(tuple), min_size=1, max_size=24)
@@ -218,9 +219,6 @@ def test_nothing_reachable(world: TinyWorld) -> None:
 @pytest.mark.parametrize("broken", ["embedding", "a row of the head"])
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_a_model_of_nans_is_an_error(world: TinyWorld, broken: str, prompts: int) -> None:
-    from xgr_engine.errors import XgrError
-    from xgr_engine.models.decoder_only import DecoderOnly
-
     old, head = world.model, world.head.clone()
     embed = old.embed * float("nan") if broken == "embedding" else old.embed
     if broken == "a row of the head":
@@ -234,3 +232,16 @@ def test_a_model_of_nans_is_an_error(world: TinyWorld, broken: str, prompts: int
     )
     with pytest.raises(XgrError, match="not a number"):
         recommender.run(random_prompts(0, [4] * prompts), [np.empty(0, np.int32)] * prompts)
+
+
+@pytest.mark.parametrize("score_over", ["vocab", "level", "allowed"])
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_broken_code_is_an_error(world: TinyWorld, score_over: ScoreOver, level: int) -> None:
+    """Left out in silence, it would make the scores of the codes beside it wrong."""
+    head = world.head.clone()
+    head[TOKENS[level][2]] = float("nan")
+    catalog = TinyCatalog.of([(a, b) for a in (0, 2, 3) for b in (1, 2, 4)])
+    options = SearchOptions(beam=9, top_k=3, score_over=score_over)
+    recommender = Recommender(world.model, head, catalog.trie, token_table(), options)
+    with pytest.raises(XgrError, match="not a number"):
+        recommender.run(random_prompts(0, [4]), [np.empty(0, np.int32)])

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
-from tiny import CODES, TinyCatalog, TinyWorld, random_prompts
+from tiny import CODES, TOKENS, TinyCatalog, TinyWorld, random_prompts, token_table
 
 from xgr_engine.models.packing import PackedPrompts
-from xgr_engine.options import SearchOptions
+from xgr_engine.options import ScoreOver, SearchOptions
+from xgr_engine.recommender import Recommender
 from xgr_engine.search.device import DeviceSearch
 from xgr_engine.search.host import HostSearch
 from xgr_engine.search.setup import DeadNodes
@@ -94,3 +95,26 @@ def test_rows_of_one_user_are_stored_as_the_kernels_read_them(world: TinyWorld) 
     assert len(seen) == 2
     for rows in seen:
         assert rows.position.is_contiguous() and rows.slots.is_contiguous() and rows.tokens.is_contiguous()
+
+
+@pytest.mark.parametrize("score_over", ["vocab", "level", "allowed"])
+@pytest.mark.parametrize("broken", [None, 0, 1])
+def test_a_broken_code_is_seen(world: TinyWorld, score_over: ScoreOver, broken: int | None) -> None:
+    """A NaN in a code's row of the head, with a dead place beside the user's."""
+    head = world.head.clone()
+    if broken is not None:
+        head[TOKENS[broken][2]] = torch.nan
+    catalog = TinyCatalog.of([(a, b) for a in (0, 2, 3) for b in (1, 2, 4)])
+    options = SearchOptions(beam=9, top_k=3, score_over=score_over)
+    setup = Recommender(world.model, head, catalog.trie, token_table(), options).setup
+    with torch.inference_mode():
+        pack = PackedPrompts.of(random_prompts(0, [5]), world.model.device)
+        cache = world.model.new_cache(pack.cache_tokens, 2, setup.slots)
+        hidden = world.model.prefill(pack, cache)
+        outcome = DeviceSearch(setup, users=2).run(
+            torch.cat([hidden, torch.full_like(hidden, torch.nan)]),
+            cache,
+            DeadNodes.none(2, 2, world.model.device),
+            torch.tensor([True, False], device=hidden.device),
+        )
+    assert bool(outcome.finite) == (broken is None)

@@ -56,11 +56,10 @@ class DeviceSearch:
                 hidden = setup.model.decode(self._rows(beams, cache, depth), cache)
                 finite = finite & _finite(hidden, beams)
             logits = Logits(*setup.head.level_scores(hidden, depth, setup.options.score_over))
-            if logits.normaliser is not None:
-                finite = finite & _finite(logits.normaliser, beams)
             work = self._workspaces[depth]
             step = self.step(beams, level, logits, dead.inner[depth], dead.leaves, work)
             normaliser = step.expand()
+            finite = finite & _finite(normaliser, beams)  # a broken row of the head shows here
             if level.leaf is not None:
                 chosen = step.select(normaliser, setup.answers, leaves=True)
                 pool = self._finish(pool, chosen, level, depth + 1)

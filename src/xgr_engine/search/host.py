@@ -109,7 +109,7 @@ class _Batch:
         """How many candidates make a row that scores below them all pointless; None to expand every row.
 
         Looking costs another run of the model's kernels, so it must be likely to spare rows: there are more than twice
-        those of a first look, and on the last level fewer than half as many are wanted.
+        those of a first look, and on the last level at most half as many are wanted.
         """
         if not self.rows_at_once or rows <= 2 * self.rows_at_once:
             return None
@@ -150,9 +150,8 @@ class _Batch:
         return self._checked(*head.level_scores(hidden, depth, over))
 
     def _checked(self, logits: Tensor, normaliser: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The same; a normaliser that is no number (a broken row of the head) is remembered."""
-        if normaliser is not None:
-            self.finite = self.finite & normaliser.isfinite().all()
+        """The same; a broken row of the head shows in what the scores are measured against, and is remembered."""
+        self.finite = self.finite & (logits if normaliser is None else normaliser).isfinite().all()
         return logits, normaliser
 
 

@@ -89,7 +89,8 @@ class Outcome:
 
     Attributes:
         leaf: int64 [U, P] complete SIDs; score: float32 [U, P], -inf = empty place. In no particular order.
-        finite: bool scalar: every hidden state was a number. If not, the rest means nothing.
+        finite: bool scalar: every hidden state, and all that scores are measured against, were numbers. If not, the
+            rest means nothing.
     """
 
     leaf: Tensor
