@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,20 +88,23 @@ class Ragged:
         return found
 
 
-_recent: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], Ragged] = OrderedDict()
-_in_graphs: dict[tuple[tuple[int, ...], tuple[int, ...]], Ragged] = {}
+_Name = tuple[tuple[int, ...], tuple[int, ...]]
+_recent: OrderedDict[_Name, Ragged] = OrderedDict()
+_in_graphs: dict[_Name, Ragged] = {}
+_lock = threading.Lock()  # several recommenders may prefill at once
 
 
 def sequences_of(query_start: list[int], key_start: list[int]) -> Ragged:
     """The sequences of a batch, the same object for all layers of its prefill."""
     name = tuple(query_start), tuple(key_start)
-    found = _in_graphs.get(name) or _recent.get(name) or Ragged(*name)
-    _recent[name] = found
-    _recent.move_to_end(name)
-    while len(_recent) > _KEPT:
-        _recent.popitem(last=False)
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        _in_graphs[name] = found  # a graph holds the addresses of uploads: they must stand as long as it may run
+    with _lock:
+        found = _in_graphs.get(name) or _recent.get(name) or Ragged(*name)
+        _recent[name] = found
+        _recent.move_to_end(name)
+        while len(_recent) > _KEPT:
+            _recent.popitem(last=False)
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            _in_graphs[name] = found  # a graph holds the addresses of uploads: they must stand as long as it may run
     return found
 
 
