@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from isolation import Job, run_isolated  # noqa: E402
 from kernel_cases.attention import TOLERANCE, Inputs, Shape, check, folded_cudnn_ms  # noqa: E402
-from timing import relative_error  # noqa: E402
+from timing import capture, relative_error, span_ms  # noqa: E402
 
 from xgr_engine.xattention.triton import AttentionTiles, choose_tiles  # noqa: E402
 
@@ -111,33 +111,6 @@ def for_shape(tiles: AttentionTiles, shape: Shape) -> AttentionTiles:
     return replace(tiles, splits=max(1, 132 // programs))
 
 
-def capture(calls: list[object]) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    for call in calls:
-        call()  # type: ignore[operator]
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()  # type: ignore[operator]
-    return graph
-
-
-def replay_ms(graph: torch.cuda.CUDAGraph, calls: int, least_s: float) -> float:
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    graph.replay()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    graph.replay()
-    torch.cuda.synchronize()
-    inner = max(1, int(least_s / max(1e-6, time.perf_counter() - begin)))
-    start.record()
-    for _ in range(inner):
-        graph.replay()
-    stop.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(stop)) / inner / calls
-
-
 def measure(shape: Shape, names: list[str], seconds: float) -> tuple[dict[str, float], float]:
     """Median milliseconds by candidate, and TFLOP/s of a matrix product in between."""
     kv_bytes = 4 * shape.users * shape.context * shape.kv_heads * shape.dim
@@ -154,9 +127,9 @@ def measure(shape: Shape, names: list[str], seconds: float) -> tuple[dict[str, f
     product: list[float] = []
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds or len(product) < 3:
-        product.append(replay_ms(matmul, 8, 0.05))
+        product.append(span_ms(matmul.replay, 8, 0.05))
         for name, graph in graphs.items():
-            times[name].append(replay_ms(graph, len(inputs), 0.05))
+            times[name].append(span_ms(graph.replay, len(inputs), 0.05))
         names.append(names.pop(0))
         graphs = {name: graphs[name] for name in names}
     rate = 2 * 4096**3 / statistics.median(product) / 1e9

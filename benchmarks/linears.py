@@ -7,8 +7,6 @@ time is held against.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rows import Shape, World, synchronize
-from timing import graph_ms
+from rows import Shape, World
 
 from xgr_engine.bench.cost import rows_a_level
+from xgr_engine.bench.timing import call_ms
 from xgr_engine.bench.workloads import Workload
 from xgr_engine.models.decoder_only import CPU_ROWS, GPU_ROWS, LayerWeights
 from xgr_engine.models.spec import ModelSpec
@@ -104,28 +102,15 @@ class LinearFloor:
                 calls = [partial(decoder.ops.vocabulary_logsumexp, x, model.head)] * 2
             else:
                 calls = [partial(_products, x, layer, what) for layer in decoder.layers[:_LAYERS_MEASURED]]
-            self._known[key] = self._time(calls)
+            self._known[key] = call_ms(calls, self.world.device, seconds=0.16)
         return self._known[key]
-
-    def _time(self, calls: list[Callable[[], object]]) -> float:
-        device = self.world.device
-        if device.type == "cuda":
-            return graph_ms(calls, warm_s=0.08, repeats=5)
-        seconds = []
-        for _ in range(3):
-            synchronize(device)
-            start = time.perf_counter()
-            for call in calls:
-                call()
-            seconds.append(time.perf_counter() - start)
-        return 1e3 * statistics.median(seconds) / len(calls)
 
     def _large_product(self) -> float:
         gpu = self.world.device.type == "cuda"
         size, dtype = (8192, torch.bfloat16) if gpu else (512, torch.float32)
         a, b = (torch.randn(size, size, dtype=dtype, device=self.world.device) for _ in range(2))
         calls: list[Callable[[], object]] = [partial(torch.mm, a, b)] * 4
-        ms = graph_ms(calls, warm_s=1.0, repeats=3) if gpu else self._time(calls)
+        ms = call_ms(calls, self.world.device, seconds=2.0 if gpu else 0.1, repeats=3)
         return 2 * size**3 / ms / 1e9
 
 

@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from isolation import Job, run_isolated  # noqa: E402
-from timing import relative_error  # noqa: E402
+from timing import capture, relative_error, span_ms  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from xgr_engine.xattention import prefill, reference  # noqa: E402
@@ -214,34 +214,6 @@ def examine(name: str, timed: list[Shape]) -> dict[str, Any]:
             found["captures"] = False
             found["why"] = str(problem)[:300]
     return found
-
-
-def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def span_ms(run: Callable[[], object], calls: int, least_s: float) -> float:
-    """Milliseconds a call between two events around ``run``, which makes ``calls`` of them, repeated for a while."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    run()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    inner = max(1, int(least_s / max(1e-6, time.perf_counter() - begin)))
-    start.record()
-    for _ in range(inner):
-        run()
-    stop.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(stop)) / inner / calls
 
 
 def measure(shape: Shape, checks: dict[str, dict[str, Any]], seconds: float) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from isolation import Job, run_isolated  # noqa: E402
 from kernel_cases.swiglu_plain import plain_swiglu_product  # noqa: E402
-from timing import relative_error  # noqa: E402
+from timing import capture, relative_error, span_ms  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.functional import linear  # noqa: E402
 
@@ -144,31 +144,6 @@ def examine(name: str) -> list[tuple[str, float]]:
     return [(str(shape), error_of(CANDIDATES[name], shape)) for shape in CHECKED]
 
 
-def capture(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def replay_ms(graph: torch.cuda.CUDAGraph, calls: int, least_s: float = 0.08) -> float:
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin = time.perf_counter()
-    graph.replay()
-    torch.cuda.synchronize()
-    inner = max(1, int(least_s / max(1e-6, time.perf_counter() - begin)))
-    start.record()
-    for _ in range(inner):
-        graph.replay()
-    stop.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(stop)) / inner / calls
-
-
 LINEAR = "linear alone"
 
 
@@ -184,7 +159,7 @@ def measure(shape: Shape, names: list[str], seconds: float) -> dict[str, float]:
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds or len(times[LINEAR]) < 3:
         for name in order:
-            times[name].append(replay_ms(graphs[name], LAYERS))
+            times[name].append(span_ms(graphs[name].replay, LAYERS, 0.08))
         order.append(order.pop(0))
     return {name: statistics.median(values) for name, values in times.items()}
 

@@ -11,11 +11,18 @@ import torch
 from xgr_engine.search.capture import capturing
 
 
-def call_ms(calls: Sequence[Callable[[], object]], device: torch.device, seconds: float = 0.3) -> float:
+def call_ms(
+    calls: Sequence[Callable[[], object]], device: torch.device, seconds: float = 0.3, repeats: int = 5
+) -> float:
     """Median milliseconds of one of ``calls``, which run one after the other.
 
     On a GPU they are captured in a graph, so that launches cost nothing, and replayed on a busy card. Give each call
     data of its own where one set would fit in the L2 cache.
+
+    Args:
+        seconds: for how long, about; on a GPU half of it keeps the card busy first, so that clocks are those of
+            sustained work.
+        repeats: times on a GPU that the median is taken of.
     """
     if device.type != "cuda":
         return _clock_ms(calls, seconds)
@@ -34,10 +41,10 @@ def call_ms(calls: Sequence[Callable[[], object]], device: torch.device, seconds
         graph.replay()
         torch.cuda.synchronize(device)
         rounds += 1
-    inner = max(1, min(50, rounds // 5))
+    inner = max(1, min(50, rounds // 5))  # so many that the events' own cost does not show
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     times: list[float] = []
-    for _ in range(5):
+    for _ in range(repeats):
         start.record()
         for _ in range(inner):
             graph.replay()
