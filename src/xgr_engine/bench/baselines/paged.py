@@ -209,7 +209,7 @@ def fastest_paged_tiles(workload: Workload) -> PagedTiles | None:
     decoder, spec = workload.model.decoder, workload.model.spec
     if decoder.device.type != "cuda" or decoder.ops.name != "triton":
         return None
-    from xgr_engine.bench.kernels.timing import DecodeShape, fastest_tiles
+    from xgr_engine.bench.kernels.decode_layer import DecodeShape, fastest_tiles
 
     heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
     step = DecodeShape(workload.context, workload.users, workload.search.beam, 2, *heads, decoder.dtype)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from xgr_engine.bench.kernels.timing import DecodeShape, Layer, compare
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
+from decode_attention import compare
+
+from xgr_engine.bench.kernels.decode_layer import DecodeShape, Layer
 
 
 @pytest.mark.usefixtures("poisoned_memory")

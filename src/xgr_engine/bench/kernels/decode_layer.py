@@ -1,29 +1,17 @@
-"""Decode attention a layer: paged and the paper's stages beside the engine's, at a shape, on this GPU.
-
-    python -m xgr_engine.bench.kernels.timing [--quick] [--out FILE.json]
-
-A time stands only beside an error: each contender is first compared with the definition in float64.
-"""
+"""One layer's decode attention in the forms of all contenders, and the tiles at which the paged one is fastest."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import statistics
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from xgr_engine.bench.kernels import paged_triton, staged_triton
 from xgr_engine.bench.kernels.paged_triton import VARIANTS, PagedTiles
-from xgr_engine.search.capture import capturing
+from xgr_engine.bench.timing import call_ms
 from xgr_engine.xattention import reference
 from xgr_engine.xattention.triton import beam_attention
 
@@ -46,16 +34,6 @@ class DecodeShape:
 
     def __str__(self) -> str:
         return f"{self.context} x {self.users} x {self.beams}, {self.heads}/{self.kv_heads} x {self.dim}"
-
-
-# milliseconds a layer of FlashInfer's paged decode, one sequence a beam, on an H200: what paged is held against
-FLASHINFER_PAGED = {
-    DecodeShape(1000, 1, 256): 0.158,
-    DecodeShape(1000, 8, 256): 1.19,
-    DecodeShape(1000, 32, 512): 9.7,
-    DecodeShape(5000, 8, 256): 4.84,
-    DecodeShape(5000, 32, 512): 38.3,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,91 +130,9 @@ class Layer:
         return math.sqrt(wrong / total)
 
 
-def median_ms(calls: list[Callable[[], object]], *, repeats: int = 5, least_ms: float = 30.0) -> float:
-    """Median milliseconds of one call, from replays of a CUDA graph of all ``calls`` that last ``least_ms`` each."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with capturing(graph):
-        for call in calls:
-            call()
-
-    def replay_ms(count: int) -> float:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        first.record()
-        for _ in range(count):
-            graph.replay()
-        last.record()
-        torch.cuda.synchronize()
-        return float(first.elapsed_time(last)) / count
-
-    count = max(1, int(least_ms / max(replay_ms(2), 1e-3)))
-    return statistics.median(replay_ms(count) for _ in range(repeats)) / len(calls)
-
-
 @cache
 def fastest_tiles(shape: DecodeShape, device: torch.device) -> PagedTiles:
     """The fastest of the variants at a shape, by trying them (a second or two, and once a shape)."""
     layer = Layer.random(shape, device)
-    times = {tiles: median_ms([partial(layer.paged, tiles)], repeats=3, least_ms=5.0) for tiles in VARIANTS}
+    times = {tiles: call_ms([partial(layer.paged, tiles)], device, seconds=0.03) for tiles in VARIANTS}
     return min(times, key=times.__getitem__)
-
-
-def compare(shape: DecodeShape, device: torch.device, *, variants: bool = False) -> dict[str, Any]:
-    """One row of the table: milliseconds a layer and relative errors of paged, engine and the paper's stages.
-
-    Args:
-        variants: also the time of each of paged's variants.
-    """
-    prompt_bytes = 4 * shape.users * shape.context * shape.kv_heads * shape.dim
-    sets = max(1, min(8, int(2.5e8 // prompt_bytes)))  # several layers, so that short prompts are not always in L2
-    layers = [Layer.random(shape, device, seed) for seed in range(sets)]
-    tiles = fastest_tiles(shape, device)
-    forms: dict[str, Callable[[Layer], Tensor]] = {
-        "paged": lambda layer: layer.paged(tiles),
-        "xgr": Layer.engine,
-        "paper": Layer.staged,
-    }
-    row: dict[str, Any] = {"shape": str(shape), "paged_tiles": asdict(tiles)}
-    for name, form in forms.items():
-        row[f"{name}_error"] = layers[0].error(form(layers[0]))
-        row[f"{name}_ms"] = median_ms([partial(form, layer) for layer in layers])
-    row["paged_over_xgr"] = row["paged_ms"] / row["xgr_ms"]
-    if shape in FLASHINFER_PAGED:
-        row["flashinfer_paged_ms"] = FLASHINFER_PAGED[shape]
-        row["paged_over_flashinfer"] = row["paged_ms"] / FLASHINFER_PAGED[shape]
-    if variants:
-        row["variants_ms"] = {
-            f"{t.keys} keys, {t.warps} warps, {t.stages} stages": median_ms(
-                [partial(layer.paged, t) for layer in layers], repeats=3
-            )
-            for t in VARIANTS
-        }
-    return row
-
-
-def main() -> int:
-    """Time all shapes of ``FLASHINFER_PAGED`` and one of narrow heads."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the first three shapes, without the variants' times")
-    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("no GPU: the kernels are checked on the CPU by tests/bench_baselines, and timed only on a GPU")
-    shapes = [*FLASHINFER_PAGED, DecodeShape(1000, 8, 256, heads=12, kv_heads=12, dim=64)]
-    device, rows, wrong = torch.device("cuda", torch.cuda.current_device()), [], 0
-    for shape in shapes[:3] if args.quick else shapes:
-        row = compare(shape, device, variants=not args.quick)
-        rows.append(row)
-        wrong += sum(not row[f"{name}_error"] < 1e-2 for name in ("paged", "xgr", "paper"))
-        print(json.dumps(row), flush=True)
-        if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            record = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-            args.out.write_text(json.dumps(record, indent=1) + "\n")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
