@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from intervals import Interval, extent_us, gap_report, kernel_totals, traced, union_us
+from intervals import Interval, extent_us, gap_report, kernel_totals, traced
 from rows import Prompts, World, compare, nothing, print_table, synchronize, write
 
 from xgr_engine.bench.memory import free_memory
+from xgr_engine.bench.phases import busy_time
 from xgr_engine.options import Exclusion, SearchOptions
 from xgr_engine.recommender import PendingBatch, ReadyBatch, Recommender, Span
 from xgr_engine.xbeam.ranking import BatchResult
@@ -162,7 +163,7 @@ def busy_shares(found: list[Interval], plain: Ran, ran: Ran) -> dict[str, Any]:
     ``busy_of_unprofiled_wall`` sets the kernels' time under the profiler against the wall time without it.
     """
     kernels = [one for one in found if not one.is_copy]
-    busy, busy_with_copies = union_us(kernels) / 1e6, union_us(found) / 1e6
+    busy, busy_with_copies = busy_time(kernels) / 1e6, busy_time(found) / 1e6
     return {
         "batches": ran.summary.batches,
         "busy": round(busy / ran.seconds, 4),

@@ -1,4 +1,4 @@
-"""When a device was at work: intervals of a profiler's trace, their union, and the gaps between them."""
+"""When a device was at work: intervals of a profiler's trace, and the gaps between them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
+
+from xgr_engine.bench.phases import busy_time
 
 _COPIES = ("Memcpy", "Memset")
 # what a device's track may hold beside work: waits and marks
@@ -66,15 +68,6 @@ def traced(work: Callable[[], object], device: torch.device) -> list[Interval]:
         and event.time_range.end > event.time_range.start
     ]
     return sorted(found, key=lambda one: one.start)
-
-
-def union_us(intervals: list[Interval]) -> float:
-    """Microseconds in which at least one of the intervals (ascending by start) runs."""
-    total, reach = 0.0, float("-inf")
-    for one in intervals:
-        total += max(0.0, one.end - max(one.start, reach))
-        reach = max(reach, one.end)
-    return total
 
 
 def extent_us(intervals: list[Interval]) -> float:
@@ -157,7 +150,7 @@ def _covered(copies: list[Interval], gap: Gap) -> float:
         for one in copies
         if one.start < gap.end and one.end > gap.start
     ]
-    return union_us(inside)
+    return busy_time(inside)
 
 
 def _short(name: str) -> str:

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from intervals import extent_us, kernel_totals, traced, union_us
+from intervals import extent_us, kernel_totals, traced
 from linears import LinearFloor, growth
 from rows import Prompts, Shape, World, compare, elapsed, nothing, print_table, synchronize, write
 
 from xgr_engine.bench.memory import free_memory
+from xgr_engine.bench.phases import busy_time
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
@@ -231,7 +232,7 @@ def profiled(world: World, geometry: str, shape: Shape) -> dict[str, Any]:
         walls.append(time.perf_counter() - start)
 
     found = traced(work, device)
-    busy = union_us(found)
+    busy = busy_time(found)
     return {
         "busy": round(busy / 1e6 / walls[0], 4),
         "busy_between_first_and_last": round(busy / extent_us(found), 4),

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
-from intervals import Interval, gap_report, gaps_between, union_us
+from intervals import Interval, gap_report, gaps_between
 from linears import flops, growth
 from memory import pool_bytes
 from rows import Shape
 
 from xgr_engine.bench.cost import decode_work, prefill_work, rows_a_level
 from xgr_engine.bench.geometries import find_geometry
+from xgr_engine.bench.phases import busy_time
 from xgr_engine.bench.workloads import Workload, random_weights, synthetic_catalog
 from xgr_engine.options import SearchOptions
 
@@ -35,7 +36,7 @@ def test_union_counts_time_once_and_gaps_are_what_is_left() -> None:
         covered = np.zeros(80, bool)
         for start, end in zip(starts, ends, strict=True):
             covered[start:end] = True
-        assert union_us(found) == covered.sum()
+        assert busy_time(found) == covered.sum()
         gaps = gaps_between(found)
         assert sum(gap.us for gap in gaps) == (~covered[starts[0] : ends.max()]).sum()
         for gap in gaps:
@@ -48,7 +49,7 @@ def test_a_copy_between_kernels_is_part_of_their_gap() -> None:
     found = [Interval("a", 0, 10), Interval("Memcpy HtoD", 12, 17), Interval("b", 30, 31)]
     report = gap_report(found)
     assert report["largest"] == [{"us": 20, "at_ms": 0.01, "copies_us": 5, "before": "a", "after": "b"}]
-    assert union_us(found) == 16
+    assert busy_time(found) == 16
 
 
 def test_pools_of_graphs_are_told_from_ordinary_memory() -> None:

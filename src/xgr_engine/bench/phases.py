@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -43,6 +43,16 @@ class Span:
     kind: str
     start: float
     end: float
+
+
+class Stretch(Protocol):
+    """Something that runs from ``start`` to ``end``."""
+
+    @property
+    def start(self) -> float: ...
+
+    @property
+    def end(self) -> float: ...
 
 
 def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: int = 5) -> dict[str, float]:
@@ -145,8 +155,8 @@ def _is_work(name: str) -> bool:
     return not name.startswith(("cudaLaunch", "cudaStream", "cudaEvent", "ProfilerStep", "[memory]"))
 
 
-def busy_time(spans: list[Span]) -> float:
-    """Length of the union of the spans (ascending by start)."""
+def busy_time(spans: Iterable[Stretch]) -> float:
+    """Length of the union of the spans (ascending by start): the time in which at least one runs."""
     total, end = 0.0, float("-inf")
     for span in spans:
         total += max(0.0, span.end - max(span.start, end))
