@@ -1,13 +1,39 @@
-"""Recording CUDA graphs."""
+"""Recording CUDA graphs, and keeping those of the shapes that came up last."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
+
+Shape = TypeVar("Shape")
+Captured = TypeVar("Captured")
+
+
+class RecentGraphs(Generic[Shape, Captured]):
+    """At most ``most`` captured graphs, of the shapes used last."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Shape, Captured] = OrderedDict()
+
+    def get(self, shape: Shape, record: Callable[[], Captured]) -> Captured:
+        """The graph of a shape; where there is none, one is let go before ``record`` takes memory for a new one."""
+        captured = self._kept.get(shape)
+        if captured is None:
+            while len(self._kept) >= self._most:
+                self._kept.popitem(last=False)
+            captured = self._kept[shape] = record()
+        self._kept.move_to_end(shape)
+        return captured
+
+    def kept(self) -> Iterable[Captured]:
+        """All of them."""
+        return self._kept.values()
 
 
 @contextmanager

@@ -6,7 +6,6 @@ that a handful of graphs serves a job. They share one memory pool, since only on
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from xgr_engine.search.capture import capturing
+from xgr_engine.search.capture import RecentGraphs, capturing
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.exclusions import NO_NODE
@@ -76,7 +75,7 @@ class GraphedSearch:
         self.cache = cache
         self.capture = capture
         self._make_search = make_search
-        self._graphs: OrderedDict[tuple[int, int], _Captured] = OrderedDict()
+        self._graphs: RecentGraphs[tuple[int, int], _Captured] = RecentGraphs(_GRAPHS_KEPT)
         self._eager: dict[int, DeviceSearch] = {}
         self._pool = torch.cuda.graph_pool_handle() if capture else None
 
@@ -95,15 +94,14 @@ class GraphedSearch:
             if places not in self._eager:
                 self._eager[places] = self._make_search(self.setup, places)
             return self._eager[places].run(buffers[0], self.cache, buffers[1], buffers[2])
-        captured = self._graphs.get((places, width)) or self._captured(places, width, hidden)
-        self._graphs.move_to_end((places, width))
+        captured = self._graphs.get((places, width), lambda: self._record(places, width, hidden))
         _load(captured.hidden, captured.dead, captured.present, hidden, dead)
         captured.graph.replay()
         return captured.outcome
 
     def candidates_read(self) -> tuple[int, int]:
         """Candidates allowed, and read again by the selection, over all graphs that are still kept."""
-        searches = [*self._eager.values(), *(captured.search for captured in self._graphs.values())]
+        searches = [*self._eager.values(), *(captured.search for captured in self._graphs.kept())]
         counts = [search.candidates_read() for search in searches]
         return sum(allowed for allowed, _ in counts), sum(read for _, read in counts)
 
@@ -113,10 +111,8 @@ class GraphedSearch:
         inputs = torch.zeros((places, hidden.shape[1]), dtype=hidden.dtype, device=device)
         return inputs, dead, torch.zeros(places, dtype=torch.bool, device=device)
 
-    def _captured(self, places: int, width: int, hidden: Tensor) -> _Captured:
+    def _record(self, places: int, width: int, hidden: Tensor) -> _Captured:
         """Run the search once to compile and to let libraries allocate, then record it."""
-        while len(self._graphs) >= _GRAPHS_KEPT:
-            self._graphs.popitem(last=False)
         search = self._make_search(self.setup, places)
         inputs, dead, present = self._buffers(places, width, hidden)
         side = torch.cuda.Stream(hidden.device)  # type: ignore[no-untyped-call]
@@ -127,9 +123,7 @@ class GraphedSearch:
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, self._pool):
             outcome = search.run(inputs, self.cache, dead, present)
-        captured = _Captured(graph, inputs, dead, present, outcome, search)
-        self._graphs[places, width] = captured
-        return captured
+        return _Captured(graph, inputs, dead, present, outcome, search)
 
 
 def _load(inputs: Tensor, tables: DeadNodes, present: Tensor, hidden: Tensor, dead: DeadNodes) -> None:

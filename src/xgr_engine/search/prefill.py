@@ -7,7 +7,6 @@ so causal attention keeps them from changing anything, and their keys are never 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.packing import PackedPrompts
-from xgr_engine.search.capture import capturing
+from xgr_engine.search.capture import RecentGraphs, capturing
 from xgr_engine.xattention.cache import KVCache
 
 _GRAPHS_KEPT = 8
@@ -47,7 +46,7 @@ class GraphedPrefill:
         self.model = model
         self.cache = cache
         self.capture = capture
-        self._graphs: OrderedDict[int, _Captured] = OrderedDict()
+        self._graphs: RecentGraphs[int, _Captured] = RecentGraphs(_GRAPHS_KEPT)
         # one for all sizes: of these graphs, too, only one runs at a time
         self._pool = torch.cuda.graph_pool_handle() if capture else None
 
@@ -57,16 +56,14 @@ class GraphedPrefill:
         if not self.capture or len(pack.lengths) > 1 or size > min(_LONGEST, self.cache.tokens):
             return self.model.prefill(pack, self.cache)
         self.cache.begin(pack.lengths, shared=0)
-        captured = self._graphs.get(size) or self._captured(size)
-        self._graphs.move_to_end(size)
+        captured = self._graphs.get(size, lambda: self._record(size))
         captured.pack.tokens[: len(pack.tokens)].copy_(pack.tokens)
         captured.pack.last.copy_(pack.last)
         captured.graph.replay()
         return captured.hidden
 
-    def _captured(self, size: int) -> _Captured:
-        while len(self._graphs) >= _GRAPHS_KEPT:
-            self._graphs.popitem(last=False)
+    def _record(self, size: int) -> _Captured:
+        """Run the prefill once to compile and to let libraries allocate, then record it."""
         device = self.model.device
         places = torch.arange(size, device=device)
         pack = PackedPrompts(
@@ -83,8 +80,7 @@ class GraphedPrefill:
         )
         graph = torch.cuda.CUDAGraph()
         with self.model.ops.prefill_scope():
-            self.model.fill(pack, self.cache)  # compiles, and lets libraries allocate
+            self.model.fill(pack, self.cache)
             with capturing(graph, self._pool):
                 hidden = self.model.fill(pack, self.cache)
-        self._graphs[size] = _Captured(graph, pack, hidden)
-        return self._graphs[size]
+        return _Captured(graph, pack, hidden)
