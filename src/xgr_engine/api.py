@@ -184,27 +184,29 @@ class Recommender:
             )
             columns = ItemColumns.of(self.vocabulary, item_cols)
             rows = user_rows(histories, exclude, match, texts=history_format == "prompt")
-            filters = self._open_filters(where, allow_items, deny_items, matches(match), diversify)
+            filters, new = self._filters.open(where, allow_items, deny_items, matches(match), diversify)
+            if new:
+                self._change_filters(filters)
             resolver = HistoryResolver(self.vocabulary, self.model.table, options)
             prepared = make_prompt_maker(self.model, resolver, options, filters.matcher).prepare(rows)
             ranked = self._compute(search, filters, prepared, on_error)
         table = nested_table(rows.table, prepared, ranked, columns).drop_columns("user")
         return Recommendations(table, all_rejects(prepared, ranked))
 
-    def _open_filters(self, *given: Any) -> ItemFilters:
-        """Arguments as of :meth:`FiltersInMemory.open`. An engine for other filters is let go."""
-        filters, new = self._filters.open(*given)
-        if new:
-            self._engine_for = None
-            for text in filters.notes:
-                self._note(with_arguments(text))
-        return filters
+    def _change_filters(self, filters: ItemFilters) -> None:
+        """Let go of the engine for the filters before, and say what is worth a note about the new ones."""
+        self._engine_for = None
+        for text in filters.notes:
+            self._note(with_arguments(text))
 
     def _compute(self, search: SearchOptions, filters: ItemFilters, prepared: Prepared, on_error: OnError) -> Ranked:
         loaded = capped_engine(self._engine(search_for(filters, search), filters), filters, search, {})
-        rejecting = on_error == "reject"
         return compute_batches(
-            loaded.engine, prepared.prompts, prepared.excluded, loaded.limits, reject_errors=rejecting
+            loaded.engine,
+            prepared.prompts,
+            prepared.excluded,
+            loaded.limits,
+            reject_errors=on_error == "reject",
         )
 
     def _engine(self, search: SearchOptions, filters: ItemFilters) -> LoadedEngine:
