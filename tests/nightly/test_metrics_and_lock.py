@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from xgr_engine.errors import HistoryError, OutputLockedError, TooManyRejectsError
+from xgr_engine.job.audit import Audit
 from xgr_engine.job.caches import use_caches
 from xgr_engine.job.lock import hold, is_held
 from xgr_engine.job.metrics_file import exit_code_of, metrics_text, reported, write_metrics
@@ -59,6 +60,19 @@ def test_the_text_form_is_what_prometheus_reads() -> None:
     assert found['xgr_events{name="n",kind="out-of-memory"}'] == 2
     assert found['xgr_last_success_timestamp_seconds{name="n"}'] == 5e8
     assert not [name for name in found if 'fault="seen"' in name or 'where="device"' in name]
+
+
+def test_every_fault_that_the_audit_counts_is_a_series() -> None:
+    audit = Audit(excluded=2, filtered=3, over_cap=4, invalid=5)
+    found = values(metrics_text("n", {"audit": audit.to_json()}, 1, 1e9))
+    faults = [value for name, value in found.items() if name.startswith("xgr_audit_faults")]
+    assert sum(faults) == audit.faults == 14
+
+
+def test_no_unknown_item_is_zero_and_not_a_series_that_is_absent() -> None:
+    key = 'xgr_unknown_items{name="n"}'
+    assert values(metrics_text("n", RECORD, 0, 1e9))[key] == 0
+    assert key not in values(metrics_text("n", {}, 2, 1e9)), "a run that failed before it began counted nothing"
 
 
 def test_a_failure_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:

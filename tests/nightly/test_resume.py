@@ -441,3 +441,19 @@ def test_memory_that_is_short_is_an_event_and_not_a_reject(place: Place, stage: 
     [event] = report.record["events"]
     assert event["kind"] == "out-of-memory" and event["attempt"] == 1 and event["users"] > 1
     assert 'xgr_events{name="xgr",kind="out-of-memory"} 1\n' in metrics.read_text()
+
+
+def test_a_run_with_nothing_to_do_leaves_the_figures_of_the_one_that_worked(
+    place: Place, stage: Stage, users: Path
+) -> None:
+    """A schedule starts the job again each hour; the second start used to empty the series that alerts look at."""
+    metrics = place.root / "xgr.prom"
+    options = place.options(users, operation=OperationOptions(metrics_file=str(metrics)))
+
+    def written() -> list[str]:
+        assert stage.run(options).failure is None
+        return [line for line in metrics.read_text().splitlines() if "xgr_last_run_timestamp" not in line]
+
+    first = written()
+    assert any(line.startswith('xgr_duration_seconds{name="xgr",stage="total"} ') for line in first)
+    assert written() == first

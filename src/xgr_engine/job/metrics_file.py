@@ -117,11 +117,12 @@ def _counts(gauge: _Gauge, record: Mapping[str, Any]) -> None:
     gauge("xgr_rejected_rows", "Rows without recommendations.", ({}, counts.get("rejects")))
     reasons = counts.get("rejects_by_reason", {})
     gauge("xgr_rejects", "Rejected rows by reason.", *(({"reason": key}, value) for key, value in reasons.items()))
-    gauge("xgr_unknown_items", "Ids in histories that the catalog lacks.", ({}, counts.get("unknown_items")))
+    unknown = counts.get("unknown_items", 0) if counts else None
+    gauge("xgr_unknown_items", "Ids in histories that the catalog lacks.", ({}, unknown))
     gauge("xgr_users", "Users with a list.", ({}, audit.get("users")))
     gauge("xgr_items", "Recommendations written.", ({}, audit.get("items")))
     gauge("xgr_short_users", "Users with fewer than K items.", ({}, audit.get("short")))
-    faults = ("invalid", "duplicate", "seen", "excluded", "denied", "misordered", "misplaced")
+    faults = ("invalid", "duplicate", "seen", "excluded", "filtered", "over_cap", "misordered", "misplaced")
     found = [({"fault": key}, audit[key]) for key in faults if type(audit.get(key)) is int]
     gauge("xgr_audit_faults", "Written rows that break a promise, by kind.", *found)
 
@@ -130,7 +131,7 @@ def _timings(gauge: _Gauge, record: Mapping[str, Any]) -> None:
     durations = record.get("durations", {})
     gauge(
         "xgr_duration_seconds",
-        "Seconds of the last run by stage; stages overlap.",
+        "Seconds of the last run that computed, by stage; stages overlap.",
         *(({"stage": key}, float(value)) for key, value in durations.items()),
     )
     batches = record.get("batches") or {}

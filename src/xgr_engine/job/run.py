@@ -163,14 +163,20 @@ def _run(options: RecommendOptions, caller: Caller, record: dict[str, Any]) -> J
         return _attempt(job, caller, record, started)
 
 
+# Metrics are made of these as well: a run that finds nothing to do must not empty the series of the one that did it.
+_KEPT_OF_A_FINISHED_RUN = (
+    *("run_id", "fingerprint", "finished", "rows", "shards", "shards_finished", "counts", "audit", "attempts"),
+    *("durations", "batches", "memory", "events"),
+)
+
+
 def _nothing_to_do(job: OpenedJob) -> JobReport:
     job.out.tidy()
     return _done_before(job.earlier.manifest, str(job.out.root))
 
 
 def _done_before(manifest: Mapping[str, Any], out: str) -> JobReport:
-    kept = ("run_id", "fingerprint", "finished", "rows", "shards", "shards_finished", "counts", "audit", "attempts")
-    shown = {name: manifest.get(name) for name in kept if name in manifest}
+    shown = {name: manifest[name] for name in _KEPT_OF_A_FINISHED_RUN if name in manifest}
     return JobReport({"state": "nothing-to-do", "out": out, **shown})
 
 
