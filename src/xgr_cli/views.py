@@ -78,6 +78,26 @@ def _verified(record: dict[str, Any]) -> dict[str, str]:
     return {"verified": "all files match their checksums"} if record.get("verified") else {}
 
 
+_RULES = {
+    "where": "--where",
+    "allow_items": "--allow-items",
+    "deny_items": "--deny-items",
+    "match": "--match",
+    "exclude_col": "--exclude-col",
+    "diversify": "--diversify",
+}
+
+
+def _filters(options: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
+    """The rules in force, and how much of the catalog those leave that hold for every user."""
+    rules = {flag: options.get(name) for name, flag in _RULES.items() if options.get(name)}
+    lines = [f"{flag} {', '.join(rule) if isinstance(rule, list) else rule}" for flag, rule in rules.items()]
+    left = manifest.get("filters") or {}
+    if "allowed" in left:
+        lines.append(f"{show(left['allowed'])} of {show(left['items'])} items are left")
+    return {"filters": "; ".join(lines)} if lines else {}
+
+
 def show_recommendations(out: Output, record: dict[str, Any]) -> None:
     """``record`` as ``xgr inspect`` makes it from an output directory. An unfinished run has fewer fields."""
     manifest = record["manifest"]
@@ -93,6 +113,7 @@ def show_recommendations(out: Output, record: dict[str, Any]) -> None:
             "audit": audit.get("line"),
             "search": f"beam {search['beam']}, top-k {search['top_k']}, score over {search['score_over']}, "
             f"collisions {search['collisions']}, seen items {'excluded' if search['exclude_seen'] else 'allowed'}",
+            **_filters(search, manifest),
             "inputs": [file["path"] for file in manifest["inputs"]],
             "model": f"{manifest['model']['path']} ({manifest['model']['fingerprint']})",
             "vocabulary": f"{manifest['vocab']['path']} ({manifest['vocab']['content_hash']})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,9 +25,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _recommend(cli: RunCli, made: Path, *more: str) -> int:
+    if "--in" not in more:
+        more = ("--in", str(made / "users.parquet"), *more)
     places = ("--model", str(made / "model"), "--vocab", str(made / "vocab"), "--out", "recs", "--device", "cpu")
     search = ("--beam", "8", "--top-k", "3", "--max-rejects", "1")
-    return cli("recommend", "--in", str(made / "users.parquet"), *places, *search, *more).code
+    return cli("recommend", *places, *search, *more).code
 
 
 @pytest.mark.parametrize("marker", ["", "vocab.json"])
@@ -55,6 +58,20 @@ def test_recommendations(cli: RunCli, made: Path) -> None:
     for place in ("recs", "recs/_xgr", "recs/_xgr/manifest.json"):
         shown = cli("inspect", place).out
         assert "invalid=0" in shown and "1 of 1" in shown and "rejected because" in shown
+
+
+def test_rules_and_parts_in_partition_directories_are_shown(cli: RunCli, made: Path) -> None:
+    """Parts below ``day=...`` used to be counted as missing, and nothing said which rules a run had."""
+    assert _recommend(cli, made) == 0 and "filters" not in cli("inspect", "recs").out
+    users = Path("users") / "day=1" / "users.parquet"
+    users.parent.mkdir(parents=True)
+    shutil.copy(made / "users.parquet", users)
+    Path("never.txt").write_text("101\n102\n")
+    rules = ("--in", "users", "--deny-items", "never.txt", "--partition-by", "day", "--fresh")
+    assert _recommend(cli, made, *rules) == 0
+    assert cli("inspect", "recs", "--json").json["parts_present"] == 1
+    shown = " ".join(cli("inspect", "recs").out.split())
+    assert "1 of 1" in shown and "--deny-items never.txt; 38 of 40 items are left" in shown
 
 
 def test_unfinished_recommendations_are_shown_as_such(cli: RunCli, made: Path) -> None:

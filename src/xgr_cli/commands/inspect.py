@@ -116,7 +116,7 @@ def _recommendations(directory: Path, verify: bool) -> dict[str, Any]:
         "kind": "recommendations",
         "path": str(directory),
         "complete": (directory / "_SUCCESS").is_file(),
-        "parts_present": len(list(directory.glob("part-*.parquet"))),
+        "parts_present": sum("_xgr" not in part.parts for part in directory.rglob("part-*.parquet")),
         "parts_expected": manifest.get("shards"),
         "manifest": manifest,
     }
