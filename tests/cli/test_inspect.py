@@ -61,7 +61,7 @@ def test_recommendations(cli: RunCli, made: Path) -> None:
 
 
 def test_rules_and_parts_in_partition_directories_are_shown(cli: RunCli, made: Path) -> None:
-    """Parts below ``day=...`` used to be counted as missing, and nothing said which rules a run had."""
+    """Parts below ``day=...`` count as present, and the rules that a run had are named."""
     assert _recommend(cli, made) == 0 and "filters" not in cli("inspect", "recs").out
     users = Path("users") / "day=1" / "users.parquet"
     users.parent.mkdir(parents=True)

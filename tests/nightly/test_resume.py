@@ -446,7 +446,7 @@ def test_memory_that_is_short_is_an_event_and_not_a_reject(place: Place, stage: 
 def test_a_run_with_nothing_to_do_leaves_the_figures_of_the_one_that_worked(
     place: Place, stage: Stage, users: Path
 ) -> None:
-    """A schedule starts the job again each hour; the second start used to empty the series that alerts look at."""
+    """A schedule starts the job again each hour; a second start must not empty the series that alerts look at."""
     metrics = place.root / "xgr.prom"
     options = place.options(users, operation=OperationOptions(metrics_file=str(metrics)))
 

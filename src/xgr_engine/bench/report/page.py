@@ -28,7 +28,7 @@ def page(record: Record) -> str:
     """The whole document."""
     title = "xgr bench" + (f", {record['preset']}" if record["preset"] else "")
     models = list(dict.fromkeys(row["model"] for row in record["rows"]))
-    charts = [_chart_grid(f"{model}", model_charts(record, model)) for model in models]
+    charts = [_chart_grid(model, model_charts(record, model)) for model in models]
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="dim">{escape(_machine_line(record))}, {escape(record["started"])}</p>',
