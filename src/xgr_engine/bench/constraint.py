@@ -6,6 +6,7 @@ head, the constraint and the selection. Each side's head (to the log-probabiliti
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,7 +135,7 @@ def _graph_ms(run: Callable[[], Outcome], device: torch.device) -> float:
         stop.record()
         torch.cuda.synchronize(device)
         times.append(start.elapsed_time(stop))
-    return sorted(times[5:])[12]
+    return statistics.median(times[5:])  # after five to warm up
 
 
 def engine_search(workload: Workload, hidden: Tensor) -> tuple[Callable[[], Outcome], SearchSetup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -14,7 +15,6 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from xgr_engine.bench.baselines.engine import Xgr
-from xgr_engine.bench.measure import quantile
 from xgr_engine.bench.workloads import Workload
 from xgr_engine.models.packing import PackedPrompts
 
@@ -86,7 +86,7 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: 
         start = time.perf_counter()
         contender.collect(pending)
         ranking.append(time.perf_counter() - start)
-    rank_ms = sorted(ranking)[repeats // 2] * 1e3
+    rank_ms = statistics.median(ranking) * 1e3
     return {"prefill": prefill_ms, "levels": max(0.0, latency_ms - prefill_ms - rank_ms), "ranking": rank_ms}
 
 
@@ -96,9 +96,7 @@ def _median_ms(call: Callable[[], None], repeats: int) -> float:
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)
-    found = quantile(seconds, 50)
-    assert found is not None
-    return found.value * 1e3
+    return statistics.median(seconds) * 1e3
 
 
 def _synchronize(device: torch.device) -> None:
