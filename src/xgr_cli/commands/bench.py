@@ -71,7 +71,9 @@ def bench(
     history_format: HistoryFormatOption = "items",
     items: Annotated[str | None, option("--items", help="items of the synthetic catalog: 1e6", panel=_WORK)] = None,
     codes: Annotated[str | None, option("--codes", help="its code space", panel=_WORK, metavar="CODESxLEVELS")] = None,
-    context: Annotated[str | None, option("--context", help="prompt tokens: N,N,...", panel=_WORK)] = None,
+    context: Annotated[
+        str | None, option("--context", help="prompt tokens: N,N,...; with --in: longest prompt taken", panel=_WORK)
+    ] = None,
     shared_prefix: Annotated[
         int, option("--shared-prefix", help="tokens that all prompts begin with", panel=_WORK, min=0)
     ] = 0,

@@ -80,6 +80,8 @@ def choose_options(device: torch.device, wishes: BenchWishes) -> BenchOptions:
         "shared_prefix": wishes.shared_prefix,
         "slo_ms": wishes.slo_ms,
         "seed": wishes.seed,
+        # the contexts of a preset are made for synthetic prompts
+        "whole_prompts": bool(wishes.inputs) and wishes.context is None,
     }
     for name in ("ablations", "online", "budget_s", "time_limit_s", "top_k"):
         if (value := getattr(wishes, name)) is not None:

@@ -19,7 +19,9 @@ class BenchOptions:
     Attributes:
         preset: where the values came from.
         geometries: named sizes with random weights; unused with ``model``.
-        model, vocab: directories of ``xgr convert`` and ``xgr build-vocab``; inputs: histories for real prompts.
+        model, vocab: directories of ``xgr convert`` and ``xgr build-vocab``.
+        inputs: histories for real prompts; whole_prompts: of any length that the model reads, else those that fit into
+            ``contexts``.
         items, codes, levels: synthetic catalog; None: the geometry's own code space.
         contexts: prompt tokens; users: prompts a batch; beams: W; top_k: K, None: K = W, so that nothing is pruned.
         shared_prefix: tokens that all prompts begin with.
@@ -39,6 +41,7 @@ class BenchOptions:
     model: str | None = None
     vocab: str | None = None
     inputs: tuple[str, ...] = ()
+    whole_prompts: bool = False
     history_col: str = "history"
     history_format: str = "items"
     items: int = 1_000_000

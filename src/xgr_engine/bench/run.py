@@ -54,6 +54,11 @@ class Subject:
     prompts: tuple[Prompt, ...] = ()
 
 
+def _room(model: BenchModel, catalog: BenchCatalog) -> int:
+    """Most prompt tokens that the model reads before a semantic ID."""
+    return model.spec.max_context - catalog.trie.levels - len(model.score_suffix)
+
+
 @dataclass(frozen=True)
 class BenchCaller:
     """Who asks: the command line as typed, where progress and notes go, and who keeps the record as it grows."""
@@ -129,7 +134,8 @@ class Bench:
         return options.rows or options.ablations or options.online or options.attention or options.timeline
 
     def _rows_a_model(self) -> int:
-        return len(self.options.contexts) * len(self.options.users) * len(self.options.beams)
+        contexts = 1 if self.options.inputs else len(self.options.contexts)
+        return contexts * len(self.options.users) * len(self.options.beams)
 
     # ---- one model --------------------------------------------------------------------------------------------------
 
@@ -155,7 +161,8 @@ class Bench:
         options = self.options
         if options.model is not None and options.vocab is not None:
             model, catalog = converted_model(Path(options.model), self.device), catalog_of(Path(options.vocab))
-            return Subject(model, catalog, prompts_of(options, max(options.contexts)) if options.inputs else ())
+            longest = _room(model, catalog) if options.whole_prompts else max(options.contexts)
+            return Subject(model, catalog, prompts_of(options, longest) if options.inputs else ())
         geometry = find_geometry(name)
         codes, levels = options.codes or geometry.codes, options.levels or geometry.levels
         catalog = synthetic_catalog(options.items, codes, levels, options.seed)
@@ -165,11 +172,10 @@ class Bench:
         options, model = self.options, subject.model
         top_k = min(options.top_k or beam, beam)
         search = SearchOptions(beam=beam, top_k=top_k, score_over=options.score_over, collisions="first")
-        room = model.spec.max_context - subject.catalog.trie.levels - len(model.score_suffix)
-        if context > room:
-            raise UsageError(f"--context {context}: {model.name} reads at most {room} prompt tokens")
         if subject.prompts:
             context = max(len(prompt) for prompt in subject.prompts)
+        if context > (room := _room(model, subject.catalog)):
+            raise UsageError(f"--context {context}: {model.name} reads at most {room} prompt tokens")
         return Workload(
             model, subject.catalog, search, context, users, options.shared_prefix, subject.prompts, options.seed
         )
@@ -236,6 +242,7 @@ class Bench:
 
     def _attention(self, subject: Subject) -> None:
         context, users = self.options.contexts[-1], self.options.users[-1]
+        context = max((len(prompt) for prompt in subject.prompts), default=context)
         for beam in self.options.beams:
             workload = self._workload(replace(subject, prompts=()), context=context, users=users, beam=beam)
             self.record["attention"].append(attention_times(workload))
