@@ -21,6 +21,10 @@ OnEmpty = Literal["template", "reject"]
 OnError = Literal["reject", "fail"]
 Layout = Literal["nested", "long"]
 
+# Batches that a GPU works on side by side. One, with the next already queued behind it: two that compete for the card
+# took 586 ms where one after the other took 541 (H200, Qwen3-1.7B, 64 x 1000 tokens, W 256).
+LANES = 1
+
 
 def check_whole(option: str, value: object) -> None:
     """Raises UsageError unless the value is an integer, Python's or numpy's."""

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from xgr_engine.options import LANES
 from xgr_engine.xschedule.latency import LatencyModel
-from xgr_engine.xschedule.memory import _LANES, CostModel, plan_limits
+from xgr_engine.xschedule.memory import CostModel, plan_limits
 from xgr_engine.xschedule.online import OnlineScheduler
 from xgr_engine.xschedule.scheduler import BatchLimits, filling, form_batches, split_too_long
 
@@ -57,13 +58,11 @@ def test_batches_are_filled_as_far_as_the_limits_go() -> None:
 
 
 def test_sizes_that_fill_a_captured_shape_are_those_of_the_engine() -> None:
-    from xgr_engine.recommender import LANES
     from xgr_engine.search.graphed import places_for
 
     for users in range(1, 600):
         assert places_for(filling(users)) == filling(users) <= users
         assert filling(users) == max(size for size in range(1, users + 1) if places_for(size) == size)
-    assert LANES == _LANES
     cost = CostModel(per_token=1000, per_row=500, per_user=2000, rows_per_user=64)
     assert plan_limits(cost, 10**9, 10_000, gpu=True).lanes == LANES
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
 from xgr_engine.models.spec import ModelSpec
-from xgr_engine.options import SearchOptions
+from xgr_engine.options import LANES, SearchOptions
 from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
 # Share of the budget that the plan uses; the rest is for the allocator's fragments and what the model leaves out.
@@ -45,8 +45,6 @@ _CPU_BUDGET = 2 << 30
 _TYPICAL_PROMPT = 1024
 # kernels.reference.LOGITS_BYTES, which cannot be imported without torch; a test compares them
 _LOGITS_CHUNK = 256 << 20
-# recommender.LANES, which cannot be imported without torch either
-_LANES = 1
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def _widest(child_start: NDArray[np.integer[Any]], rows: int) -> int:
     return int(np.partition(counts, -rows)[-rows:].sum() if rows < len(counts) else counts.sum())
 
 
-def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool, lanes: int = _LANES) -> BatchLimits:
+def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool, lanes: int = LANES) -> BatchLimits:
     """Token and row budgets of a batch.
 
     Users take up to half of the budget without their prompts, and prompt tokens the rest, each up to a cap beyond which

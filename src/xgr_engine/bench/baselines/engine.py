@@ -10,7 +10,8 @@ import numpy as np
 
 from xgr_engine.bench.baselines.base import NotAvailableError, RankedSids
 from xgr_engine.bench.workloads import Batch, BenchCatalog, Workload
-from xgr_engine.recommender import LANES, ROWS_AT_ONCE, PendingBatch, Recommender
+from xgr_engine.options import LANES
+from xgr_engine.recommender import ROWS_AT_ONCE, PendingBatch, Recommender
 from xgr_engine.xbeam.ranking import BatchResult
 from xgr_engine.xschedule.worker import IN_FLIGHT
 
