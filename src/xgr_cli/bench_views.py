@@ -85,5 +85,5 @@ def show_comparison(out: Output, comparison: Record) -> None:
         out.print(f"different machines: {' and '.join(comparison['machines'])}")
     for name in ("only_before", "only_after"):
         if comparison[name]:
-            out.print(f"{name.replace('_', ' ')}: {len(comparison[name])} figures' rows have no counterpart")
+            out.print(f"{name.replace('_', ' ')}: {len(comparison[name])} contenders' rows have no counterpart")
     out.print(f"{len(comparison['regressions'])} regression(s)")
