@@ -69,7 +69,7 @@ def swiglu():
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from xgr_engine.kernels.hopper.kernel import hopper_swiglu_kernel
+    from xgr_engine.kernels.hopper.swiglu_kernel import hopper_swiglu_kernel
 
     blocks = {"x_tiles": (128, 64), "w_tiles": (128, 64), "out_tiles": (64, 128)}
     layouts = {name: gl.NVMMASharedLayout.get_default_for(list(block), gl.bfloat16) for name, block in blocks.items()}

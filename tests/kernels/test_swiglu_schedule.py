@@ -10,7 +10,7 @@ from hopper_machine import Descriptor, Machine, Stuck
 
 import xgr_engine.kernels
 
-SOURCE = Path(xgr_engine.kernels.__path__[0], "hopper", "kernel.py").read_text("utf-8")
+SOURCE = Path(xgr_engine.kernels.__path__[0], "hopper", "swiglu_kernel.py").read_text("utf-8")
 ROWS, COLS, DEPTH = 8, 4, 4
 SHAPES = [  # rows, result's columns, inner dimension, programs, group, stages, lead
     (1, 4, 4, 1, 16, 4, 0),

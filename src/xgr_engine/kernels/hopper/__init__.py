@@ -1,4 +1,4 @@
-"""The gate and up products with SwiGLU in their epilogue, for Hopper GPUs (compute capability 9.0); see ``kernel``."""
+"""Gate and up products with SwiGLU in one kernel for Hopper GPUs; ``swiglu_kernel`` has the idea."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.kernels.hopper.kernel import hopper_swiglu_kernel
+from xgr_engine.kernels.hopper.swiglu_kernel import hopper_swiglu_kernel
 from xgr_engine.kernels.launch import ceil_div, multiprocessors
 
 ROWS, COLS, DEPTH = 128, 128, 64  # of a tile of the result, and a slice of the inner dimension
