@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from xgr_engine.bench.foreign.packages import installed_packages
 from xgr_engine.system import cores, gpus, machine
 
 _STAT = Path("/proc/stat")
@@ -200,6 +201,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     facts = asdict(machine(gpus(with_torch=device.type == "cuda")))
     return {
         **facts,
+        "versions": facts["versions"] | installed_packages(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else facts["cpu"],
         "device_bytes": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,

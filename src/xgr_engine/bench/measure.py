@@ -84,7 +84,7 @@ def warm_up(run: Callable[[], object], budget_s: float, clock: Callable[[], floa
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[int], object]],
+    runs: Mapping[str, Callable[[int], float | None]],
     samples: Mapping[str, Samples],
     budget_s: float,
     max_repeats: int,
@@ -95,15 +95,16 @@ def interleaved(
     Each gets at least one sample, and a further one while its samples so far and the next fit its budget.
 
     Args:
-        runs: called with the number of the round.
+        runs: called with the number of the round; one that has a clock of its own (in another process, say) returns
+            the seconds that count.
         samples: where the seconds go.
     """
     waiting = list(runs)
     for number in range(max_repeats):
         for name in waiting:
             start = clock()
-            runs[name](number)
-            samples[name].seconds.append(clock() - start)
+            own = runs[name](number)
+            samples[name].seconds.append(clock() - start if own is None else own)
         waiting = [
             name for name in waiting if sum(samples[name].seconds) + float(np.median(samples[name].seconds)) <= budget_s
         ]

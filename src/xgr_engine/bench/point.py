@@ -42,6 +42,7 @@ class Measured:
         rate: users a second, from batches one after the other, or in flight where the contender can.
         answer: to the batch that is compared; parity: what came of that, None where the definition did not fit.
         alone: it did not fit beside the others, so its samples were not interleaved with theirs.
+        own_weights: it runs in another process, whose memory ``peak`` is, a copy of the weights included.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Measured:
     answer: RankedSids | None = None
     parity: Parity | None = None
     alone: bool = False
+    own_weights: bool = False
     notes: list[str] = field(default_factory=list)
     statistics: dict[str, Any] = field(default_factory=dict)
 
@@ -177,6 +179,8 @@ class Row:
         found.samples = warm_up(run, self.budget.seconds)
         # of the last run alone: what preparing tried and gave back does not count, what it kept does
         found.peak = replace(peaks[-1], device_before=whole.device_before, host_before=whole.host_before)
+        if (own_peak := getattr(contender, "own_peak", None)) is not None:
+            found.peak, found.own_weights = own_peak, True
         found.answer = getattr(contender, "run_scored", contender.run)(self._compared)
         found.notes = list(getattr(contender, "notes", []))
         self.note(f"  {contender.name}: ready after {time.perf_counter() - started:.1f} s")
@@ -187,8 +191,12 @@ class Row:
         """Latency in rounds of all, then the rate of those that keep several batches in flight."""
         device = self.workload.model.device
 
-        def runner(contender: Contender) -> Callable[[int], object]:
-            return lambda number: contender.run(self._batches[number % len(self._batches)])
+        def runner(contender: Contender) -> Callable[[int], float | None]:
+            def run(number: int) -> float | None:
+                contender.run(self._batches[number % len(self._batches)])
+                return getattr(contender, "own_seconds", None)
+
+            return run
 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -261,13 +269,14 @@ class Row:
         tokens = workload.batch(0).tokens / workload.users
         work = prefill_work(workload, workload.users) + decode_work(workload, workload.users)
         on_gpu = workload.model.device.type == "cuda"
+        shared_weights = 0 if found.own_weights else self._weights
         return {
             **record,
             "latency_ms": found.samples.summary(),
             "users_per_s": users_s.to_json(),
             "users_per_s_from": found.rate_from,
             "prompt_tokens_per_s": users_s.scaled(tokens).to_json(),
-            "device_peak_bytes": self._weights + (found.peak.device_own or 0) if on_gpu else None,
+            "device_peak_bytes": shared_weights + (found.peak.device_own or 0) if on_gpu else None,
             "device_own_bytes": found.peak.device_own,
             "host_peak_bytes": found.peak.host,
             "host_own_bytes": found.peak.host_own,

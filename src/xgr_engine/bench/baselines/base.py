@@ -45,6 +45,9 @@ class RankedSids:
 class Contender(Protocol):
     """One way to compute a workload. Instances are made by the registry, without arguments.
 
+    One whose engine runs in another process may have ``own_seconds`` (of the last batch, by that process's clock) and
+    ``own_peak`` (a :class:`~xgr_engine.bench.memory.Peak` of that process, weights included); these count then.
+
     Attributes:
         name: as ``--baselines`` spells it.
         what: one sentence: what runs, and at which settings.
@@ -123,9 +126,9 @@ REGISTRY: dict[str, Entry] = {
     "hf-fast": Entry(f"{_HERE}.hf", "HuggingFaceFast", "pip install 'xgr[hf]'"),
     "paged": Entry(f"{_HERE}.paged", "Paged"),
     "paper": Entry(f"{_HERE}.paper", "Paper"),
-    "cascade": Entry(f"{_HERE}.external", "Cascade"),
-    "flashrec": Entry(f"{_HERE}.external", "FlashRec"),
-    "vllm": Entry(f"{_HERE}.external", "Vllm"),
+    "cascade": Entry(f"{_HERE}.cascade", "Cascade", "pip install flashinfer-python"),
+    "flashrec": Entry(f"{_HERE}.external", "FlashRec", "pip install flashrec"),
+    "vllm": Entry(f"{_HERE}.external", "Vllm", "pip install vllm"),
     "xgr-eager": Entry(f"{_HERE}.variants", "Eager"),
     "xgr-full-rows": Entry(f"{_HERE}.variants", "FullRows"),
     "xgr-full-sort": Entry(f"{_HERE}.variants", "FullSort"),

@@ -1,59 +1,238 @@
-"""Engines of others. They are listed with what they are; no adapter is written yet, and the report says so."""
+"""Engines of others as contenders: FlashRec and vLLM, each in a process of its own with a copy of the same weights.
+
+They share nothing with this process: prompts and answers go through a pipe, latency is taken by their process's clock
+around the engine's call alone, and memory is all that their allocator holds, weights and pools included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
 
-from xgr_engine.bench.baselines.base import NotAvailableError, RankedSids
+import numpy as np
+import torch
+
+from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids
+from xgr_engine.bench.baselines.hf import codes_of_tokens
+from xgr_engine.bench.baselines.hf_weights import write_checkpoint
+from xgr_engine.bench.foreign.packages import FLASHREC, VLLM, Package
+from xgr_engine.bench.foreign.process import Answer, Process
+from xgr_engine.bench.memory import Peak
 from xgr_engine.bench.workloads import Batch, Workload
+from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.models.spec import DTYPE_BYTES
+
+_GIB = 1 << 30
 
 
-class _External:
-    """A package that is not part of xgr. Never simulated: without an adapter it does not run."""
+class Foreign(OneAtATime):
+    """A contender whose engine runs in :class:`Process`.
+
+    Attributes:
+        devices, dtypes: what the engine runs on.
+    """
 
     name = ""
     what = ""
-    package = ""
+    package: ClassVar[Package]
+    devices: tuple[str, ...] = ("cuda",)
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")
 
-    def available(self, workload: Workload) -> str:
-        """Why it does not run."""
-        return f"no adapter for {self.package} is written yet, so installing it changes nothing"
+    def __init__(self) -> None:
+        self._workload: Workload | None = None
+        self._process: Process | None = None
+        self._folder: Path | None = None
+        self._answer: Answer | None = None
+        self.notes: list[str] = []
+
+    def available(self, workload: Workload) -> str | None:
+        """The package is there, in a version that is known, and the workload is one that it can be asked for."""
+        model = workload.model
+        if model.device.type not in self.devices:
+            return f"{self.package.name} needs a CUDA GPU"
+        if reason := self.package.missing():
+            return reason
+        if model.dtype not in self.dtypes:
+            return f"{self.package.name} computes in {' or '.join(self.dtypes)}, and the weights are {model.dtype}"
+        if not workload.catalog.uniform:
+            return f"the catalog has SIDs of several lengths; {self.package.name} is asked for a fixed number of tokens"
+        if model.score_suffix:
+            return f"the model scores a suffix after each SID, which {self.package.name} cannot be asked for"
+        return self.unfit(workload)
+
+    def unfit(self, workload: Workload) -> str | None:
+        """None, or why this engine cannot do the workload."""
+        raise NotImplementedError
+
+    def settings(self, workload: Workload, folder: Path) -> dict[str, Any]:
+        """What the worker's engine is made with, beside the checkpoint in ``folder``; may write files there."""
+        raise NotImplementedError
 
     def prepare(self, workload: Workload) -> None:
-        """Raises NotAvailableError always."""
-        raise NotAvailableError(self.available(workload))
+        """Write the checkpoint, and start the process over it."""
+        self.release()
+        self._workload = workload
+        self._folder = Path(tempfile.mkdtemp(prefix="xgr-bench-"))
+        write_checkpoint(workload.model, self._folder)
+        search = workload.search
+        common = {
+            "model": str(self._folder),
+            "dtype": workload.model.dtype,
+            "context": workload.context,
+            "users": workload.users,
+            "beam": search.beam,
+            "top_k": search.top_k,
+            "levels": workload.catalog.trie.levels,
+        }
+        self._process = Process(self.package.python, self.name, common | self.settings(workload, self._folder))
 
     def run(self, batch: Batch) -> RankedSids:
-        """Raises NotAvailableError always."""
-        raise NotAvailableError(f"{self.name} was not prepared")
+        """One batch through the pipe."""
+        if self._process is None or self._workload is None:
+            raise NotAvailableError(f"{self.name} was not prepared")
+        self._answer = self._process.run([prompt.tolist() for prompt in batch.prompts])
+        levels = self._workload.catalog.trie.levels
+        codes, scores = [], []
+        for user in self._answer.lists:
+            # a sequence of another length is no SID either: -1 stands for no token
+            tokens = np.array([(one + [-1] * levels)[:levels] for one, _ in user], np.int64).reshape(-1, levels)
+            codes.append(codes_of_tokens(tokens, self._workload))
+            scores.append(np.array([score for _, score in user], np.float32))
+        return RankedSids(codes, scores)
 
-    def run_many(self, batches: Sequence[Batch]) -> Iterator[RankedSids]:
-        """Raises NotAvailableError always."""
-        raise NotAvailableError(f"{self.name} was not prepared")
+    @property
+    def own_seconds(self) -> float | None:
+        """What the engine took for the last batch, by its own clock."""
+        return self._answer.seconds if self._answer else None
+
+    @property
+    def own_peak(self) -> Peak | None:
+        """Memory of the engine's process during the last batch; on the device all of it is its own, weights too."""
+        if self._answer is None or self._process is None:
+            return None
+        on_device = self._answer.device_bytes
+        return Peak(
+            None if on_device is None else 0, on_device, self._process.host_before or 0, self._answer.host_bytes
+        )
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """End the process and remove the checkpoint."""
+        if self._process is not None:
+            self._process.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._process = self._folder = self._workload = self._answer = None
 
 
-class Cascade(_External):
-    """FlashInfer's cascade attention: prompt shared, generated tokens paged, two kernels and a merge."""
-
-    name = "cascade"
-    what = "FlashInfer cascade attention: shared prompt, paged suffix, merge"
-    package = "flashinfer-python"
-
-
-class FlashRec(_External):
-    """FlashRec, a serving engine for generative recommenders."""
-
-    name = "flashrec"
-    what = "FlashRec: each beam reads the prompt, trie after the best 2 W tokens"
-    package = "flashrec"
-
-
-class Vllm(_External):
+class Vllm(Foreign):
     """vLLM's beam search."""
 
     name = "vllm"
-    what = "vLLM beam search: Python objects a beam, submitted again each step"
-    package = "vllm"
+    what = (
+        "vLLM's LLM.beam_search over token ids, free vocabulary (it takes no catalog), prefix cache on within a batch "
+        "and emptied between batches"
+    )
+    package = VLLM
+    dtypes = ("bfloat16", "float16", "float32")
+
+    def unfit(self, workload: Workload) -> str | None:
+        """It knows one kind of score."""
+        if workload.search.score_over != "vocab":
+            return "vLLM's beam search scores over the whole vocabulary only: use --score-over vocab"
+        return None
+
+    def settings(self, workload: Workload, folder: Path) -> dict[str, Any]:
+        """Memory for the weights, for keys and values of all beams at once, and for what the engine needs beside."""
+        beam, users = workload.search.beam, workload.users
+        # blocks of 16 tokens: those of the prompt are shared, and each beam has two of its own at most
+        kv = _kv_bytes(workload, users * (workload.context + 16 + 2 * 16 * beam) * 5 // 4)
+        logits = 3 * 4 * workload.model.spec.vocab_size * min(beam * users, 1024)
+        device_bytes = workload.model.bytes * 21 // 20 + kv + logits + 6 * _GIB
+        self.notes = [
+            f"its memory includes a pool of about {kv / 1e9:,.1f} GB for keys and values, of which it may use less"
+        ]
+        return {"device_bytes": device_bytes}
+
+
+class FlashRec(Foreign):
+    """FlashRec, a serving engine for generative recommenders."""
+
+    name = "flashrec"
+    what = (
+        "FlashRec's BeamRecEngine in the model's dtype (not FP8); constrained by the catalog after the best 2 W tokens "
+        "of a level; scores over a level's codes; each beam reads its prompt; prefix cache off"
+    )
+    package = FLASHREC
+
+    def unfit(self, workload: Workload) -> str | None:
+        """It reads Qwen3 checkpoints, and needs a first level of at least W codes."""
+        spec, table = workload.model.spec, workload.model.table
+        if spec.family != "qwen3" or spec.qkv_bias or spec.o_bias or spec.mlp_bias or not spec.qk_norm:
+            return "FlashRec runs dense Qwen3 models only"
+        if spec.rope.kind != "default":
+            return "FlashRec knows no scaled rotary embedding"
+        codes, beam = len(table.token_ids[0]), workload.search.beam
+        if codes < beam:
+            return f"FlashRec needs at least W codes at the first level: there are {codes}, and W is {beam}"
+        return None
+
+    def settings(self, workload: Workload, folder: Path) -> dict[str, Any]:
+        """The catalog as token ids, the tokens level by level, and a pool that holds a batch."""
+        table, trie = workload.model.table, workload.catalog.trie
+        sids = workload.catalog.sids
+        levels = range(trie.levels)
+        columns = [table.token_ids[level][table.columns(level, sids[:, level])] for level in levels]
+        catalog = folder / "sids.json"
+        catalog.write_text(json.dumps(np.stack(columns, axis=1).tolist()), encoding="utf-8")
+        ids = np.concatenate([table.token_ids[level] for level in levels])
+        contiguous = bool((np.diff(ids) == 1).all())
+        beam, users = workload.search.beam, workload.users
+        self.notes = []
+        if workload.search.score_over != "level":
+            self.notes.append(
+                f"scores over a level's codes whatever --score-over says (here {workload.search.score_over}), so its "
+                "lists and scores differ and its head does less work: compare with --score-over level"
+            )
+        return {
+            "catalog": str(catalog),
+            "token_range": f"{ids[0]}:{ids[-1]}" if contiguous else ids.tolist(),
+            "codebook_sizes": [len(table.token_ids[level]) for level in levels],
+            "kv_bytes": _kv_bytes(workload, users * (workload.context + trie.levels * beam) * 9 // 8 + 1024),
+        }
+
+    def run_scored(self, batch: Batch) -> RankedSids:
+        """:meth:`run`, with scores as ``--score-over level`` defines them. For comparing answers, not for timing.
+
+        Its first level is normalised over the tokens of all levels (later ones over their own): a user's scores are off
+        by one constant, which changes no order. That constant is added here.
+        """
+        found = self.run(batch)
+        if self._workload is None or self._workload.search.score_over != "level":
+            return found
+        shifts = first_level_share(self._workload, batch)
+        scores = [own - np.float32(shift) for own, shift in zip(found.scores, shifts, strict=True)]
+        return RankedSids(found.codes, scores)
+
+
+@torch.inference_mode()
+def first_level_share(workload: Workload, batch: Batch) -> list[float]:
+    """Per prompt: log of the probability that its next token is one of the first level, if it is one of any level."""
+    model = workload.model
+    pack = PackedPrompts.of(list(batch.prompts), model.device)
+    cache = model.decoder.new_cache(pack.cache_tokens, len(batch.prompts), 1)
+    hidden = model.decoder.prefill(pack, cache).float()
+    of_levels = []
+    for ids in model.table.token_ids[: workload.catalog.trie.levels]:
+        rows = torch.from_numpy(ids.astype(np.int64)).to(model.device)
+        of_levels.append(torch.logsumexp(hidden @ model.head[rows].float().T, 1))
+    shares: list[float] = (of_levels[0] - torch.logsumexp(torch.stack(of_levels), 0)).tolist()
+    return shares
+
+
+def _kv_bytes(workload: Workload, tokens: int) -> int:
+    """Bytes of keys and values of so many tokens, all layers."""
+    spec = workload.model.spec
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * tokens * DTYPE_BYTES[workload.model.dtype]

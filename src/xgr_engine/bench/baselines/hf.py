@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids
+from xgr_engine.bench.baselines.hf_weights import transformers_model
 from xgr_engine.bench.memory import free_memory
-from xgr_engine.bench.workloads import Batch, BenchCatalog, BenchModel, Workload
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.bench.workloads import Batch, BenchCatalog, Workload
 from xgr_engine.system import version
 from xgr_engine.xschedule.engines import is_out_of_memory
 
@@ -280,91 +280,3 @@ def codes_of_tokens(tokens: NDArray[np.int64], workload: Workload) -> NDArray[np
         match = ids[order[at]] == tokens[:, level]
         codes[match, level] = known[order[at]][match]
     return codes
-
-
-def transformers_model(model: BenchModel) -> Any:
-    """The same weights as a transformers model; tensors are shared, q, k, v and gate, up being views."""
-    import transformers
-
-    spec = model.spec
-    names = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
-    config = getattr(transformers, f"{names[spec.family]}Config")(**_config(spec, transformers.__version__))
-    config._attn_implementation = "sdpa"
-    with torch.device("meta"):
-        wrapped = getattr(transformers, f"{names[spec.family]}ForCausalLM")(config)
-    wrapped.load_state_dict(dict(_tensors(model)), assign=True, strict=False)
-    if spec.tied:
-        wrapped.tie_weights()
-    # its frequencies are no weights, so they are still on the meta device
-    wrapped.model.rotary_emb = type(wrapped.model.rotary_emb)(config=config).to(model.device)
-    missing = [name for name, tensor in wrapped.named_parameters() if tensor.is_meta]
-    if missing:
-        raise NotAvailableError(f"transformers {transformers.__version__} has other weights: {', '.join(missing[:5])}")
-    wrapped.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
-    return wrapped.eval()
-
-
-def _config(spec: ModelSpec, installed: str) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": spec.rope.kind}
-    if spec.rope.kind == "llama3":
-        rope |= {
-            "factor": spec.rope.factor,
-            "low_freq_factor": spec.rope.low_freq_factor,
-            "high_freq_factor": spec.rope.high_freq_factor,
-            "original_max_position_embeddings": spec.rope.original_max_position,
-        }
-    if int(installed.split(".")[0]) >= 5:
-        place: dict[str, Any] = {"rope_parameters": {**rope, "rope_theta": spec.rope.theta}}
-    else:
-        scaled = {} if spec.rope.kind == "default" else {"rope_scaling": rope}
-        place = {"rope_theta": spec.rope.theta, **scaled}
-    return {
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate_size,
-        "rms_norm_eps": spec.rms_eps,
-        "max_position_embeddings": spec.max_context,
-        "tie_word_embeddings": spec.tied,
-        "attention_bias": spec.qkv_bias,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-        **place,
-    }
-
-
-def _tensors(model: BenchModel) -> list[tuple[str, Tensor]]:
-    """Names as transformers has them."""
-    spec, decoder = model.spec, model.decoder
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    named: list[tuple[str, Tensor]] = [
-        ("model.embed_tokens.weight", decoder.embed),
-        ("model.norm.weight", decoder.norm),
-        ("lm_head.weight", model.head),
-    ]
-
-    def cut(stacked: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(stacked, [query, key, key])
-
-    for index, layer in enumerate(decoder.layers):
-        at = f"model.layers.{index}."
-        named += zip((f"{at}self_attn.{n}_proj.weight" for n in "qkv"), cut(layer.qkv), strict=True)
-        if layer.qkv_bias is not None:
-            named += zip((f"{at}self_attn.{n}_proj.bias" for n in "qkv"), cut(layer.qkv_bias), strict=True)
-        named += zip((f"{at}mlp.{n}_proj.weight" for n in ("gate", "up")), layer.gate_up.chunk(2), strict=True)
-        optional = {
-            "self_attn.q_norm.weight": layer.q_norm,
-            "self_attn.k_norm.weight": layer.k_norm,
-            "self_attn.o_proj.weight": layer.out,
-            "self_attn.o_proj.bias": layer.out_bias,
-            "input_layernorm.weight": layer.attn_norm,
-            "post_attention_layernorm.weight": layer.mlp_norm,
-            "mlp.down_proj.weight": layer.down,
-            "mlp.down_proj.bias": layer.down_bias,
-        }
-        named += [(at + name, tensor) for name, tensor in optional.items() if tensor is not None]
-    return [(name, tensor.detach()) for name, tensor in named]

@@ -1,0 +1,131 @@
+"""The other end of :mod:`xgr_engine.bench.foreign.worker`: an engine's process, asked through a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xgr_engine.errors import XgrError
+
+WORKER = Path(__file__).with_name("worker.py")
+START_S = 1800.0  # an engine compiles kernels and captures graphs when it starts
+ANSWER_S = 900.0
+_STOP_S = 20.0
+_SHOWN_LINES = 3
+_LOG_BYTES = 4096
+# No look-ups in the network and no telemetry while something is measured.
+_QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine returned for a batch.
+
+    Attributes:
+        lists: per user (tokens, score), best first.
+        seconds: of the engine alone, by the clock of its process.
+        device_bytes: peak of its allocator during the batch, weights and pools included; None without a GPU.
+        host_bytes: peak of its process; None where the system does not tell.
+    """
+
+    lists: list[list[tuple[list[int], float]]]
+    seconds: float
+    device_bytes: int | None
+    host_bytes: int | None
+
+
+class Process:
+    """An engine in a process of its own, ready for batches.
+
+    Args:
+        python: interpreter that has the engine.
+        engine, settings: as the worker knows them.
+
+    Raises:
+        torch.OutOfMemoryError: it did not fit into memory.
+        XgrError: it did not start, with what it said.
+    """
+
+    def __init__(self, python: str, engine: str, settings: dict[str, Any], start_s: float = START_S) -> None:
+        self._engine = engine
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
+        self._pending = b""
+        self._process = subprocess.Popen(
+            [python, str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=_QUIET | dict(os.environ),
+        )
+        try:
+            ready = self._ask({"engine": engine, "settings": settings}, start_s)
+        except BaseException:
+            self.stop()
+            raise
+        self.host_before: int | None = ready["host_before"]
+
+    def run(self, prompts: list[list[int]]) -> Answer:
+        """Compute one batch. Raises as the constructor."""
+        return Answer(**self._ask({"prompts": prompts}, ANSWER_S))
+
+    def stop(self) -> None:
+        """End the process: its requests end, and where it does not leave then, it is killed."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise XgrError(f"{self._engine}: its process has ended", why=self._last_words()) from error
+        answer: dict[str, Any] = json.loads(self._read_line(seconds))
+        if "error" in answer:
+            if answer["out_of_memory"]:
+                raise torch.OutOfMemoryError(f"{self._engine}: {answer['error']}")
+            raise XgrError(f"{self._engine}: {' '.join(answer['error'].split())}")
+        return answer
+
+    def _read_line(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._pending:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                self._process.kill()  # a late answer must not be taken for that of another batch
+                raise XgrError(f"{self._engine}: no answer in {seconds:,.0f} s", why=self._last_words())
+            part = os.read(pipe, 1 << 20)
+            if not part:
+                raise XgrError(f"{self._engine}: its process has ended: {self._last_words()}")
+            self._pending += part
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        descriptor = self._log.fileno()
+        size = os.fstat(descriptor).st_size
+        # not by seek: the process writes at the same offset
+        text = os.pread(descriptor, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode("utf-8", "replace")
+        return " / ".join([line.strip() for line in text.split("\n") if line.strip()][-_SHOWN_LINES:])
