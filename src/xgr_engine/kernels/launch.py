@@ -26,6 +26,11 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
+def capability(device: torch.device) -> int:
+    """Major compute capability of a GPU: 8 Ampere and Ada, 9 Hopper; 0 where the device is none."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
 def is_hopper(device: torch.device) -> bool:
     """Whether the device is a GPU of compute capability 9."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return capability(device) == 9

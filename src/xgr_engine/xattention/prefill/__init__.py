@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.kernels.launch import is_hopper
+from xgr_engine.kernels.launch import capability, is_hopper
 from xgr_engine.xattention.prefill import flash3, fused, triton
 from xgr_engine.xattention.prefill.fused import preferred_kernels
 from xgr_engine.xattention.prefill.ragged import Ragged, sequences_of
@@ -68,7 +68,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged) -> str:
             return "hopper"
     if few or q.dtype not in _HALF:
         return "runs" if sequences.square else "triton"
-    return "flash3" if flash3.covers(q) else "flash2"
+    return "flash2" if capability(q.device) >= 8 else "triton"  # FlashAttention-2 begins with Ampere
 
 
 def prompt_attention(

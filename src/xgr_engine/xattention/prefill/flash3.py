@@ -59,6 +59,8 @@ def works(device: torch.device) -> bool:
         return False
     try:
         error = _trial(device)
+    except torch.OutOfMemoryError:  # says nothing about the package
+        raise
     except Exception as problem:  # whatever a foreign binary raises: it must not end a job that can do without
         _LOG.warning("%s: a trial call failed (%s); FlashAttention-3 is not used", _entry()[0], problem)
         return False
