@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
-from xgr_engine.errors import UsageError, naming_arguments, with_arguments
+from xgr_engine.errors import naming_arguments, with_arguments
 from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.engine import (
     Device,
@@ -39,6 +39,7 @@ from xgr_engine.options import (
     ScoreOver,
     SearchOptions,
     check_choice,
+    check_threads,
 )
 from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep
 from xgr_engine.xschedule.results import Ranked
@@ -95,11 +96,10 @@ def load(
     Raises:
         XgrError: either directory is unusable, they do not fit together, or the device is missing.
     """
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads {threads}: must be at least 1")
     let_waiting_threads_sleep()
     keep_few_kernels()
     with naming_arguments():
+        check_threads(threads)
         vocabulary = load_vocabulary(Path(vocab))
         model_dir = load_model_dir(Path(model))
         model_dir.table.bind(vocabulary.trie)
@@ -127,6 +127,7 @@ class Recommender:
         self._note = note
         self._weights: LoadedWeights | None = None
         self._filters = FiltersInMemory(vocabulary)
+        self._told: tuple[str, ...] = ()
         self._engine_for: tuple[SearchOptions, LoadedEngine] | None = None
 
     def recommend(
@@ -186,18 +187,20 @@ class Recommender:
             rows = user_rows(histories, exclude, match, texts=history_format == "prompt")
             filters, new = self._filters.open(where, allow_items, deny_items, matches(match), diversify)
             if new:
-                self._change_filters(filters)
+                self._engine_for = None  # it was for the filters before
+            self._tell(filters.notes)
             resolver = HistoryResolver(self.vocabulary, self.model.table, options)
             prepared = make_prompt_maker(self.model, resolver, options, filters.matcher).prepare(rows)
             ranked = self._compute(search, filters, prepared, on_error)
         table = nested_table(rows.table, prepared, ranked, columns).drop_columns("user")
         return Recommendations(table, all_rejects(prepared, ranked))
 
-    def _change_filters(self, filters: ItemFilters) -> None:
-        """Let go of the engine for the filters before, and say what is worth a note about the new ones."""
-        self._engine_for = None
-        for text in filters.notes:
-            self._note(with_arguments(text))
+    def _tell(self, notes: tuple[str, ...]) -> None:
+        """Notes about filters, once where one call after the other has the same."""
+        if notes != self._told:
+            self._told = notes
+            for text in notes:
+                self._note(with_arguments(text))
 
     def _compute(self, search: SearchOptions, filters: ItemFilters, prepared: Prepared, on_error: OnError) -> Ranked:
         loaded = capped_engine(self._engine(search_for(filters, search), filters), filters, search, {})

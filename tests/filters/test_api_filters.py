@@ -64,6 +64,8 @@ def test_each_user_gets_items_of_the_own_value(loaded: xgr.Recommender) -> None:
     recs = loaded.recommend(histories, match={"country": values}, **WIDE)
     assert items_of(recs) == [{i for i in ITEMS if value and country[i] == value} for value in values]
     assert recs.short == [True] * 4
+    huge = loaded.recommend(histories[:2], match={"brand": [10**30, 1]}, **WIDE)
+    assert items_of(huge) == [set(), {i for i in ITEMS if brand[i] == 1}]
     both = loaded.recommend(histories, match={"country": values, "brand": np.array(sizes)}, **WIDE)
     assert items_of(both) == [
         {i for i in ITEMS if value and country[i] == value and brand[i] == size}
@@ -114,6 +116,9 @@ def test_ids_that_the_catalog_lacks_are_noted(assets: tuple[Path, Path]) -> None
     loaded = xgr.load(model=assets[1], vocab=assets[0], device="cpu", note=said.append)
     assert items_of(loaded.recommend([[101]], allow_items=[103, 5, 103], **WIDE)) == [{103}]
     assert said == ["allow_items: 1 of 3 ids are not in the catalog, such as 5"]
+    loaded.recommend([[101]], allow_items=[103, 5, 103], **WIDE)
+    loaded.recommend([[101]], allow_items=[103, 7], **WIDE)  # the same items, another id that is not there
+    assert said[1:] == ["allow_items: 1 of 2 ids are not in the catalog, such as 7"]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,14 @@ def test_ids_that_the_catalog_lacks_are_noted(assets: tuple[Path, Path]) -> None
     [
         ({"where": "colour = 'red'"}, "^where: the catalog has no attribute 'colour'"),
         ({"where": " "}, "^where is empty"),
+        ({"where": 5}, "^where 5: must be text"),
+        ({"where": "category = '\ud800'"}, "^where: character 13 is half of a surrogate pair"),
+        ({"allow_items": ["\ud800"]}, "^allow_items: '.ud800' is no valid text"),
+        ({"match": {"country": ["\ud800"]}}, r"^match\['country'\]: '.ud800' is no valid text"),
+        ({"match": {1: ["AT"]}}, "^match: the catalog has no attribute '1'"),
+        ({"match": {"country": [np.datetime64("2020-01-01", "ns")], "brand": [object()]}}, "cannot be compared"),
+        ({"diversify": 2}, "^diversify 2: must be text"),
+        ({"diversify": "brand=" + "9" * 5000}, "^diversify 'brand=9+': must be attribute=max"),
         ({"where": "price + 1"}, "^where 'price \\+ 1' gives"),
         ({"where": "price > 1000"}, "^where leaves none of the catalog's 40 items"),
         ({"allow_items": []}, "^allow_items leaves none"),

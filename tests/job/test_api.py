@@ -48,9 +48,17 @@ def test_histories_of_every_sequence_type(loaded: xgr.Recommender) -> None:
         pa.array([101, 102]),
         ["101", "102"],
         list(np.array([101, 102])),
+        pa.scalar([101, 102]),
     ]
     results = [loaded.recommend([form], top_k=3, beam=8)[0] for form in forms]
     assert all(result == results[0] for result in results)
+
+
+def test_columns_of_arrow_with_nulls(loaded: xgr.Recommender) -> None:
+    for column in (pa.array([[101], None, []]), pa.chunked_array([[[101]], [None, []]], pa.list_(pa.int64()))):
+        recs = loaded.recommend(column, top_k=2, beam=8)
+        assert [one is None for one in recs] == [False, True, True]
+        assert [r.reason for r in recs.rejects] == ["empty-history"] * 2
 
 
 def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
@@ -74,6 +82,10 @@ def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
         (None, {}, "histories is None"),
         (([100] for _ in range(2)), {}, "histories is a generator"),
         ("100", {}, "histories is a str"),
+        (np.array(100), {}, "histories is a ndarray, not a sequence"),
+        ([np.int64(100)], {}, r"histories\[0\] is a int64, not a list"),
+        ([["\ud800"]], {}, r"histories\[0\]: '\\ud800' is no valid text"),
+        (["\ud800"], {"history_format": "prompt"}, r"histories\[0\]: '\\ud800' is no valid text"),
         ([100], {}, r"histories\[0\] is a int"),
         (["100"], {}, r"histories\[0\] is text, not a list"),
         ([[100]], {"exclude": iter([[1]])}, "exclude is a list_iterator"),
@@ -84,6 +96,8 @@ def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
         ([[100]], {"history_format": "prompt", "max_history": 3}, "^max_history cannot cut ready prompts"),
         ([[100]], {"history_format": "prompt", "on_empty": "template"}, "^on_empty template .*\nuse on_empty reject"),
         ([[100]], {"item_cols": ["nothing"]}, "^item_cols nothing: the vocabulary has no such column"),
+        ([[100]], {"item_cols": ["kind", "kind"]}, "^item_cols names 'kind' twice"),
+        ([[100]], {"item_cols": "kind"}, "^item_cols is the text 'kind', not a list"),
         ([[999]], {"on_unknown": "fail"}, "'999' is not in the catalog\non_unknown fail\n.* or use on_unknown drop"),
     ],
 )
@@ -137,6 +151,8 @@ def test_a_failing_history_is_rejected_on_request(loaded: xgr.Recommender, monke
 def test_no_threads_cannot_compute(place: Place) -> None:
     with pytest.raises(UsageError, match="threads 0"):
         xgr.load(model=place.model, vocab=place.vocab, threads=0)
+    with pytest.raises(UsageError, match="threads 100000: must be at most"):  # OpenMP would end the process
+        xgr.load(model=place.model, vocab=place.vocab, threads=100_000)
 
 
 def test_exclude_and_short(loaded: xgr.Recommender) -> None:

@@ -137,6 +137,15 @@ def test_unreadable_and_foreign_files_are_named(tmp_path: Path) -> None:
     assert open_inputs(options(bare)).files[0].format == "parquet"
 
 
+def test_half_a_surrogate_pair_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_text('{"user_id": "\\ud83d\\ude00", "history": []}\n')
+    assert open_inputs(options(path)).files[0].rows == 1
+    path.write_text('{"user_id": 1, "history": []}\n{"user_id": 2, "history": ["\\uD83D"]}\n')
+    with pytest.raises(HistoryError, match=r"line 2 is not JSON: .*surrogates not allowed"):
+        open_inputs(options(path))
+
+
 def test_columns_that_differ_between_files(tmp_path: Path) -> None:
     one = tmp_path / "1.parquet"
     pq.write_table(pa.table({"user_id": ["a"], "history": [[1]]}), one)

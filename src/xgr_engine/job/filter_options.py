@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from xgr_engine.errors import UsageError
 
+_MOST_DIGITS = 18
+
 
 @dataclass(frozen=True)
 class Match:
@@ -45,7 +47,7 @@ def parse_diversify(text: str) -> Diversify:
         UsageError: no attribute, or no whole number from 1.
     """
     attribute, _, most = (part.strip() for part in text.rpartition("="))
-    if not attribute or not most.isdecimal() or int(most) < 1:
+    if not attribute or not most.isdecimal() or len(most) > _MOST_DIGITS or int(most) < 1:
         raise UsageError(
             f"--diversify {text!r}: must be attribute=max, with max a whole number from 1",
             hint="for example brand=2",
@@ -85,6 +87,9 @@ class FilterOptions:
     diversify: str | None = None
 
     def __post_init__(self) -> None:
+        for option, text in (("--where", self.where), ("--diversify", self.diversify)):
+            if text is not None and not isinstance(text, str):
+                raise UsageError(f"{option} {text!r}: must be text")
         if self.where is not None and not self.where.strip():
             raise UsageError("--where is empty", hint="for example --where \"category = 'books' and in_stock\"")
         if self.diversify is not None:

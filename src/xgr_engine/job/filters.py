@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -91,15 +92,24 @@ def user_texts(column: ListColumn, name: str) -> pa.Array:
     try:
         if isinstance(column, list):
             # JSON cells come one by one: a column may hold 5 in one line and "5" in another
-            texts = [None if cell is None else value_texts(pa.array([cell]))[0].as_py() for cell in column]
-            return pa.array(texts, pa.large_string())
+            return pa.array([_cell_text(cell) for cell in column], pa.large_string())
         return value_texts(column) if len(column) else pa.array([], pa.large_string())
-    except (InputError, pa.ArrowException) as error:
+    except (InputError, pa.ArrowException, TypeError, UnicodeEncodeError) as error:
         raise HistoryError(
             f"column {name!r}: its values cannot be compared with an attribute of the catalog",
             why=error.what if isinstance(error, InputError) else str(error),
             hint="--match needs one number or text a user",
         ) from error
+
+
+def _cell_text(cell: Any) -> str | None:
+    """:func:`value_texts` of one cell. Whole numbers may be larger than any type of Arrow."""
+    if cell is None:
+        return None
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    text: str | None = value_texts(pa.array([cell]))[0].as_py()
+    return text
 
 
 @dataclass(frozen=True)
@@ -243,7 +253,6 @@ def make_filters(
     """
     allowed = np.ones(vocabulary.num_items, np.bool_)
     digests: dict[str, str] = {}
-    notes: list[str] = []
     counts: Counter[str] = Counter(items=vocabulary.num_items)
     if where is not None:
         allowed &= where_mask(where, vocabulary)
@@ -253,9 +262,6 @@ def make_filters(
         name = option.strip("-").replace("-", "_")
         digests[f"contents of {option}"] = items.sha256
         counts[f"{name}_ids"], counts[f"{name}_unknown"] = items.ids, items.unknown
-        if items.unknown:
-            shown = ", ".join(items.examples)
-            notes.append(f"{option}: {items.unknown} of {items.ids} ids are not in the catalog, such as {shown}")
         mask = np.zeros(vocabulary.num_items, np.bool_)
         mask[items.rows] = True
         allowed &= mask if option == ALLOW else ~mask
@@ -269,7 +275,16 @@ def make_filters(
         counts["match_items"] = int((matcher.tree_of_item >= 0).sum())
         _check_left("--match", matcher.tree_of_item >= 0)
     capped = None if cap is None else Attribute.of("--diversify", cap.attribute, vocabulary)
-    return ItemFilters(vocabulary, allowed, matcher, cap, capped, digests, dict(counts), tuple(notes))
+    return ItemFilters(vocabulary, allowed, matcher, cap, capped, digests, dict(counts), unknown_ids(listed))
+
+
+def unknown_ids(listed: Mapping[str, ItemList]) -> tuple[str, ...]:
+    """A note for each option that names ids that the catalog lacks."""
+    return tuple(
+        f"{option}: {items.unknown} of {items.ids} ids are not in the catalog, such as {', '.join(items.examples)}"
+        for option, items in listed.items()
+        if items.unknown
+    )
 
 
 def _check_left(option: str, allowed: NDArray[np.bool_]) -> None:

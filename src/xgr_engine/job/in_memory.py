@@ -14,7 +14,7 @@ from xgr_engine.catalog.ids import canonical
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import UsageError
 from xgr_engine.job.filter_options import FilterOptions, Match
-from xgr_engine.job.filters import ALLOW, DENY, ItemFilters, make_filters
+from xgr_engine.job.filters import ALLOW, DENY, ItemFilters, make_filters, unknown_ids
 from xgr_engine.job.input_formats import ListColumn, Rows
 from xgr_engine.job.item_files import ItemList
 from xgr_engine.job.lists import read_lists
@@ -42,11 +42,9 @@ def user_rows(
     if exclude is not None:
         _check_users("exclude", exclude, "lists", len(histories))
         columns[EXCLUDE] = _cells("exclude", exclude, texts=False)
-    for rule in matches(match):
-        assert match is not None
-        values = match[rule.attribute]
+    for rule, values in zip(matches(match), (match or {}).values(), strict=True):
         _check_users(rule.user_col, values, "values", len(histories))
-        columns[rule.user_col] = _plain(values)
+        columns[rule.user_col] = _texts_checked(rule.user_col, _plain(values))
     return Rows(pa.table({"user": np.arange(len(histories))}), columns, len(histories))
 
 
@@ -97,7 +95,8 @@ class FiltersInMemory:
         }
         key = (where, tuple((option, items.sha256) for option, items in listed.items()), rules, options.cap)
         if self._last is not None and self._last[0] == key:
-            return self._last[1], False
+            # other ids may name the same items, and be unknown in their own way
+            return replace(self._last[1], notes=unknown_ids(listed)), False
         filters = make_filters(where, listed, rules, options.cap, self._vocabulary)
         self._last = (key, filters)
         return filters, True
@@ -105,7 +104,7 @@ class FiltersInMemory:
 
 def _item_list(name: str, ids: Sequence[Any], vocabulary: Vocabulary) -> ItemList:
     _check_sequence(name, ids)
-    lists = read_lists([_plain(ids)], name, None)
+    lists = read_lists([_texts_checked(name, _plain(ids))], name, None)
     if lists.faults:
         raise UsageError(f"{name}: {lists.faults[0][1].removeprefix(f'{name}: ')}", hint="give a list of item ids")
     items = ItemList.of(canonical(lists.values), "", vocabulary)
@@ -120,7 +119,8 @@ def _check_users(name: str, given: Any, what: str, users: int) -> None:
 
 def _check_sequence(name: str, given: Any) -> None:
     """Raises UsageError unless ``given`` has a length and an order."""
-    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__") or not hasattr(given, "__iter__"):
+    usable = hasattr(given, "__len__") and hasattr(given, "__iter__") and getattr(given, "ndim", 1) > 0
+    if isinstance(given, str | bytes | Mapping) or not usable:
         raise UsageError(
             f"{name} is {'None' if given is None else f'a {type(given).__name__}'}, not a sequence",
             hint=f"give a list; a generator as list({name})",
@@ -134,7 +134,7 @@ def _cells(name: str, given: Any, *, texts: bool) -> list[Any]:
             hint = 'give one list of ids a user; a ready prompt is text with history_format="prompt"'
             raise UsageError(f"{name}[{number}] is text, not a list", hint=hint)
         try:
-            cells.append(cell if isinstance(cell, str) else _plain(cell))
+            cells.append(_texts_checked(f"{name}[{number}]", cell if isinstance(cell, str) else _plain(cell)))
         except TypeError:
             raise UsageError(
                 f"{name}[{number}] is a {type(cell).__name__}, not a list", hint="give one list of ids a user"
@@ -142,10 +142,30 @@ def _cells(name: str, given: Any, *, texts: bool) -> list[Any]:
     return cells
 
 
+def _texts_checked(name: str, cell: Any) -> Any:
+    """``cell`` itself.
+
+    Raises:
+        UsageError: a text in it is no Unicode text, which happens to what was decoded with ``surrogateescape``.
+    """
+    for value in [cell] if isinstance(cell, str) else cell or ():
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise UsageError(
+                    f"{name}: {value[:60]!a} is no valid text", why="half of a surrogate pair is no character"
+                ) from None
+    return cell
+
+
 def _plain(cell: Any) -> Any:
     """numpy arrays, pyarrow lists and other sequences as Python lists."""
     if cell is None or isinstance(cell, list):
         return cell
+    if isinstance(cell, pa.Scalar):
+        cell = cell.as_py()
+        return cell if cell is None else list(cell)
     if hasattr(cell, "tolist"):
-        return cell.tolist()
+        return list(cell.tolist())
     return [value.as_py() if isinstance(value, pa.Scalar) else value for value in cell]

@@ -262,6 +262,8 @@ def _parse_line(path: InputPath, number: int, line: bytes) -> dict[str, Any]:
     try:
         # utf-8-sig: some writers put a byte order mark before the first line.
         entry = json.loads(line.decode("utf-8-sig"))
+        if b"\\ud" in line.lower():  # pairs are characters, halves are not, and no output could hold them
+            json.dumps(entry, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise HistoryError(f"{path}: line {number} is not JSON: {error}") from error
     if not isinstance(entry, dict):

@@ -19,6 +19,7 @@ from xgr_engine.options import (
     OnUnknown,
     SearchOptions,
     check_choice,
+    check_threads,
     check_whole,
 )
 
@@ -189,7 +190,7 @@ class RecommendOptions:
         check_choice("--layout", self.layout, Layout)
         check_choice("--on-error", self.on_error, OnError)
         _at_least_1("--shard-rows", self.shard_rows)
-        _at_least_1("--threads", self.threads)
+        check_threads(self.threads)
         if self.slo_ms is not None and not self.slo_ms > 0:
             raise UsageError(f"--slo-ms {self.slo_ms:g}: must be above 0")
         max_rejects_of(self.max_rejects, 0)

@@ -44,9 +44,13 @@ class ItemColumns:
     def of(cls, vocabulary: Vocabulary, extra: Sequence[str]) -> ItemColumns:
         """
         Raises:
-            UsageError: the catalog has no such column.
+            UsageError: the catalog has no such column, or one is named twice.
         """
+        if isinstance(extra, str):
+            raise UsageError(f"--item-cols is the text {extra!r}, not a list of columns", hint=f"give [{extra!r}]")
         for name in extra:
+            if list(extra).count(name) > 1:
+                raise UsageError(f"--item-cols names {name!r} twice", why="the fields of an item have one name each")
             if name not in vocabulary.attribute_names:
                 known = ", ".join(vocabulary.attribute_names) or "none"
                 raise UsageError(f"--item-cols {name}: the vocabulary has no such column", why=f"it has: {known}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Any
 
@@ -24,6 +25,8 @@ def where_mask(text: str, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """
     import polars
 
+    if (bad := re.search("[\ud800-\udfff]", text)) is not None:
+        raise UsageError(f"--where: character {bad.start() + 1} is half of a surrogate pair", hint="give valid Unicode")
     try:
         expression = polars.sql_expr(text)
         names = list(dict.fromkeys(expression.meta.root_names()))
