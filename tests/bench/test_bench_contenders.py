@@ -139,7 +139,8 @@ def test_prompts_and_weights_follow_the_seed() -> None:
 def test_numbers_of_the_command_line() -> None:
     assert parse_count("1e6", "--items") == 1_000_000
     assert parse_codes("8192x3") == (8192, 3)
-    for text in ("0", "1.5", "x", "1e-3", "-4"):
+    assert parse_count("2147483647", "--items") == 2**31 - 1
+    for text in ("0", "1.5", "x", "1e-3", "-4", "1e400", "1e99999999", "2147483648", "9" * 5000, "5\n5"):
         with pytest.raises(UsageError):
             parse_count(text, "--items")
     with pytest.raises(UsageError):
@@ -159,6 +160,11 @@ def test_wishes_change_a_preset_and_contradictions_are_refused() -> None:
         BenchWishes(baselines="nobody"),
         BenchWishes(geometry="t5-tiger"),
         BenchWishes(context="8", shared_prefix=8),
+        BenchWishes(budget_s=float("nan")),
+        BenchWishes(slo_ms=float("nan")),
+        BenchWishes(time_limit_s=0.0),
+        BenchWishes(time_limit_s=-1.0),
+        BenchWishes(preset="static", model="m", vocab="v"),
     ):
         with pytest.raises(UsageError):
             choose_options(CPU, wishes)

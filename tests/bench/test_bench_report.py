@@ -19,7 +19,7 @@ import torch
 from xgr_cli.bench_views import show_bench
 from xgr_cli.output import Output, show
 from xgr_engine.bench.claims import paper_claims
-from xgr_engine.bench.compare import compare_records, parse_share
+from xgr_engine.bench.compare import compare_files, compare_records, parse_share
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.report.page import page
@@ -147,7 +147,7 @@ def test_page_needs_nothing_from_outside(record: Record) -> None:
     assert html.count("<svg") >= 9
     assert "rounding cannot lose" in html
     assert "prediction off" in html
-    assert "no adapter for vllm is written yet" in html
+    assert "vllm needs a CUDA GPU" in html
 
 
 def test_page_escapes_what_it_is_given(record: Record) -> None:
@@ -291,9 +291,17 @@ def test_records_survive_the_disk_and_foreign_files_are_refused(record: Record, 
     assert read_record(tmp_path / "deep" / "a.json")["rows"] == record["rows"]
     (tmp_path / "b.json").write_text('{"kind": "manifest"}')
     (tmp_path / "c.json").write_text("{")
-    for name in ("b.json", "c.json", "absent.json"):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name in ("b.json", "c.json", "deep.json", "absent.json"):
         with pytest.raises(InputError):
             read_record(tmp_path / name)
+    whole = tmp_path / "deep" / "a.json"
+    row = {**record["rows"][0], "contenders": [{"name": "xgr"}]}
+    for broken in ({}, {"rows": None}, {"rows": [{"model": "x"}]}, {**record, "rows": [row]}, {**record, "online": 1}):
+        write_record(tmp_path / "broken.json", {"kind": "bench", **broken})
+        for pair in ((tmp_path / "broken.json", whole), (whole, tmp_path / "broken.json")):
+            with pytest.raises(InputError, match=r"broken\.json: lacks fields"):
+                compare_files(*pair, None)
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
@@ -328,6 +336,16 @@ def test_compare_command_exits_1_on_a_regression(record: Record, tmp_path: Path)
     assert _xgr("bench", "compare", a, a, "--fail-over", "5%").returncode == 0
     assert _xgr("bench", "compare", a).returncode == 2
     assert _xgr("bench", "frobnicate").returncode == 2
+
+
+def test_a_report_that_cannot_be_written_stops_the_command_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for option, place in (("--html", tmp_path), ("--out", tmp_path / "file" / "a.json"), ("--html", "/proc/a/b.html")):
+        done = _xgr("bench", option, str(place))
+        assert done.returncode == 2 and f"error: {option} {place}: " in done.stderr, done.stderr
+    both = str(tmp_path / "one")
+    assert "are both" in _xgr("bench", "--html", both, "--out", both).stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
 def test_text_never_folds_a_number_and_shows_what_the_page_shows(

@@ -129,10 +129,15 @@ def bench(
     # the profiler of torch reports its start and end on stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from xgr_engine.bench.choices import BenchWishes, choose_options, open_device
-    from xgr_engine.bench.record import write_record
+    from xgr_engine.bench.record import check_place, write_record
     from xgr_engine.bench.report.page import write_page
     from xgr_engine.bench.run import BenchCaller, run_bench
 
+    if html is not None and out is not None and html.absolute() == out.absolute():
+        raise UsageError(f"--html and --out are both {html}", hint="name two files")
+    for flag, path in (("--html", html), ("--out", out)):
+        if path is not None:
+            check_place(flag, path)
     place = open_device(device, threads, output.note)
     options: BenchOptions = choose_options(
         place,

@@ -20,7 +20,7 @@ from xgr_engine.bench.options import (
 )
 from xgr_engine.errors import UsageError
 from xgr_engine.job.engine import resolve_device
-from xgr_engine.options import ScoreOver
+from xgr_engine.options import ScoreOver, check_threads
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def open_device(wanted: str, threads: int | None, note: Callable[[str], None]) -
     Raises:
         XgrError: see :func:`xgr_engine.job.engine.resolve_device`.
     """
+    check_threads(threads)
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.device(resolve_device(wanted, note).name)
@@ -102,7 +103,9 @@ def choose_options(device: torch.device, wishes: BenchWishes) -> BenchOptions:
 
 def _model(wishes: BenchWishes, options: BenchOptions) -> dict[str, Any]:
     if wishes.model is None and wishes.vocab is None:
-        names = options.geometries if wishes.geometry is None else tuple(wishes.geometry.split(","))
+        names = options.geometries
+        if wishes.geometry is not None:
+            names = tuple(name.strip() for name in wishes.geometry.split(","))
         for name in names:
             find_geometry(name)
         return {"geometries": names, **({"inputs": wishes.inputs} if wishes.inputs else {})}

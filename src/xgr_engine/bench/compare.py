@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,23 @@ def parse_share(text: str) -> float:
 
 def compare_files(before: Path, after: Path, limit: float | None) -> Record:
     """:func:`compare_records` of two files."""
-    return {"before": str(before), "after": str(after)} | compare_records(
-        read_record(before), read_record(after), limit
-    )
+    records = read_record(before), read_record(after)
+    for path, record in zip((before, after), records, strict=True):
+        _check_fields(path, record)
+    return {"before": str(before), "after": str(after)} | compare_records(*records, limit)
+
+
+def _check_fields(path: Path, record: Record) -> None:
+    """Raises InputError unless the record has every field that is compared, which comparing it with itself shows."""
+    try:
+        with suppress(InputError):  # a record without rows: the comparison of both will say so
+            compare_records(record, record, None)
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise InputError(
+            f"{path}: lacks fields of a benchmark's result, or has others in their place",
+            why=f"{type(error).__name__}: {error}",
+            hint="give files as xgr bench --json or --out wrote them",
+        ) from error
 
 
 def compare_records(before: Record, after: Record, limit: float | None) -> Record:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 from xgr_engine.errors import UsageError
 from xgr_engine.options import ScoreOver
 
 PRESETS = ("sid-gr", "xgr-paper", "static", "quick")
-_NUMBER = re.compile(r"\d+(\.\d+)?([eE]\+?\d+)?$")
+_NUMBER = re.compile(r"\d+(\.\d+)?([eE]\+?\d{1,4})?")
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,11 @@ class BenchOptions:
                 raise UsageError(f"--{name.rstrip('s')}: needs numbers of at least 1")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"--top-k {self.top_k}: must be at least 1")
-        if self.budget_s <= 0 or self.slo_ms <= 0 or self.max_repeats < 1:
-            raise UsageError("--budget, --slo-ms and --repeats must be above 0")
+        for flag, number in (("budget", self.budget_s), ("slo-ms", self.slo_ms), ("time-limit", self.time_limit_s)):
+            if number is not None and not number > 0:  # NaN neither
+                raise UsageError(f"--{flag} {number:g}: must be above 0")
+        if self.max_repeats < 1:
+            raise UsageError(f"max_repeats {self.max_repeats}: must be at least 1")
         if self.shared_prefix >= min(self.contexts):
             raise UsageError(f"--shared-prefix {self.shared_prefix}: must be shorter than the shortest context")
         if (self.model is None) != (self.vocab is None):
@@ -89,6 +93,11 @@ class BenchOptions:
             raise UsageError("--in needs --model and --vocab", hint="synthetic prompts need neither")
         if self.model is not None and self.geometries:
             raise UsageError("--model and --geometry exclude one another")
+        if self.model is not None and self.constraint:
+            raise UsageError(
+                "the cost of the constraint is measured on synthetic catalogs, not with --model",
+                hint="leave --model and --vocab out, or choose another preset",
+            )
 
 
 def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:
@@ -173,8 +182,12 @@ def parse_count(text: str, flag: str) -> int:
     Raises:
         UsageError: anything else.
     """
-    if _NUMBER.match(text.strip()) and float(text) == int(float(text)) and float(text) >= 1:
-        return int(float(text))
+    if _NUMBER.fullmatch(text.strip()):
+        number = Decimal(text.strip())  # a float is not exact beyond 2**53, and has an end
+        if number >= 1 and number == number.to_integral_value():
+            if number >= 2**31:
+                raise UsageError(f"{flag} {text}: must be below 2**31")
+            return int(number)
     raise UsageError(f"{flag} {text}: must be a whole number of at least 1, such as 20000 or 1e6")
 
 
