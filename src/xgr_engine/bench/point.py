@@ -160,7 +160,14 @@ class Row:
             self._ready[other].run(self._batches[0])
 
     def _warm(self, contender: Contender, found: Measured) -> None:
-        """Warm up, and take the answer that will be compared."""
+        """Warm up, and take the answer that will be compared. What fails leaves nothing behind, no process either."""
+        try:
+            self._warm_up(contender, found)
+        except BaseException:
+            contender.release()
+            raise
+
+    def _warm_up(self, contender: Contender, found: Measured) -> None:
         workload = self.workload
         started = time.perf_counter()
         device = workload.model.device

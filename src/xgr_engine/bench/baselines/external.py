@@ -76,10 +76,17 @@ class Foreign(OneAtATime):
         self.release()
         self._workload = workload
         self._folder = Path(tempfile.mkdtemp(prefix="xgr-bench-"))
-        write_checkpoint(workload.model, self._folder)
+        try:
+            self._process = self._started(workload, self._folder)
+        except BaseException:
+            self.release()
+            raise
+
+    def _started(self, workload: Workload, folder: Path) -> Process:
+        write_checkpoint(workload.model, folder)
         search = workload.search
         common = {
-            "model": str(self._folder),
+            "model": str(folder),
             "dtype": workload.model.dtype,
             "context": workload.context,
             "users": workload.users,
@@ -87,7 +94,7 @@ class Foreign(OneAtATime):
             "top_k": search.top_k,
             "levels": workload.catalog.trie.levels,
         }
-        self._process = Process(self.package.python, self.name, common | self.settings(workload, self._folder))
+        return Process(self.package.python, self.name, common | self.settings(workload, folder))
 
     def run(self, batch: Batch) -> RankedSids:
         """One batch through the pipe."""
@@ -193,8 +200,8 @@ class FlashRec(Foreign):
         self.notes = []
         if workload.search.score_over != "level":
             self.notes.append(
-                f"scores over a level's codes whatever --score-over says (here {workload.search.score_over}), so its "
-                "lists and scores differ and its head does less work: compare with --score-over level"
+                "scores over a level's codes whatever --score-over says: its scores and lists differ as far as the "
+                "model believes in other tokens, and its head does less work; compare with --score-over level"
             )
         return {
             "catalog": str(catalog),

@@ -26,7 +26,7 @@ class Vllm:
     """``LLM.beam_search`` over token ids. The prefix cache, which its beams need, is emptied between batches."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: memory is seen here
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process, whose memory is counted
         from vllm import LLM
         from vllm.sampling_params import BeamSearchParams
 
