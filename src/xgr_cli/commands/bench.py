@@ -88,7 +88,7 @@ def bench(
         str | None,
         option(
             "--baselines",
-            help="hf, hf-fast, paged, paper, or none (no adapter yet: cascade, flashrec, vllm)",
+            help="hf, hf-fast, paged, paper; on a GPU with their packages: cascade, flashrec, vllm; or none",
             panel=_MEASURE,
         ),
     ] = None,
