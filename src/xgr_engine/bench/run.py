@@ -112,7 +112,8 @@ class Bench:
             if options.constraint:
                 self._constraint()
             models = options.geometries or ("",)
-            self.caller.progress.start(len(models) * self._rows_a_model() if options.rows else 0, "rows")
+            if options.rows:
+                self.caller.progress.start(len(models) * self._rows_a_model(), "rows")
             try:
                 for number, name in enumerate(models if self._needs_models() else ()):
                     if not self._in_time(f"model {name}"):
