@@ -144,6 +144,9 @@ def main() -> None:
     _prepare_streams()
     if os.environ.get("NO_COLOR"):
         os.environ.pop("FORCE_COLOR", None)  # help pages would obey both, and come out bold
+    for size in ("COLUMNS", "LINES"):
+        if not os.environ.get(size, "").strip("0"):
+            os.environ.pop(size, None)  # where nothing knows the terminal's size; rich would show nothing at all
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:

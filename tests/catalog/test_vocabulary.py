@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,21 @@ def test_what_was_built_is_what_is_loaded(
     assert sorted(set(map(tuple, catalog.values()))) == [
         tuple(row[:length].tolist()) for row, length in zip(codes, lengths, strict=True)
     ]
+
+
+@pytest.mark.parametrize("kind", ["fixed-size binary", "UUID"])
+def test_ids_of_sixteen_bytes(tmp_path: Path, kind: str) -> None:
+    values = [uuid.uuid5(uuid.NAMESPACE_DNS, str(number)) for number in range(3)]  # no UTF-8
+    ids = pa.array([value.bytes for value in values], pa.binary(16))
+    texts = [value.hex for value in values]
+    if kind == "UUID":
+        if not hasattr(pa, "uuid"):
+            pytest.skip("this pyarrow has no UUID type")
+        ids, texts = pa.ExtensionArray.from_storage(pa.uuid(), ids), [str(value) for value in values]
+    table = {"item_id": ids, "sid": [[1, 2], [0, 9], [1, 3]]}
+    vocabulary = load_vocabulary(make(tmp_path, table))
+    assert vocabulary.item_ids.type == ids.type
+    assert vocabulary.rows_of(ids).tolist() == vocabulary.rows_of(pa.array(texts)).tolist() == [1, 0, 2]
 
 
 def test_the_trie_is_mapped_and_torch_can_wrap_it_without_a_warning(

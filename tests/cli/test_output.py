@@ -146,6 +146,15 @@ def test_no_color_wins_over_force_color_everywhere(child: Child, arguments: list
     assert b"\x1b" not in plain.stdout + plain.stderr and plain.stdout + plain.stderr
 
 
+@pytest.mark.parametrize("columns", ["0", "00"])
+def test_a_width_of_nothing_hides_nothing(child: Child, columns: str) -> None:
+    """Where nothing knows the terminal's size, COLUMNS is 0 at times."""
+    plain, narrow = (child(TOY, "--help", env=more) for more in ({}, {"COLUMNS": columns}))
+    assert len(narrow.stdout) > 100 and narrow.stdout == plain.stdout
+    failed = child(TOY, "toy", "--no-such-option", env={"COLUMNS": columns})
+    assert failed.returncode == 2 and b"no such option" in failed.stderr
+
+
 def test_a_terminal_without_colours_is_still_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar moves the cursor; colours and bold are left out."""
 

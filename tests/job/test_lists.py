@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -75,6 +76,7 @@ def test_decimals_are_the_integers_they_hold() -> None:
     assert texts(pa.array([[wide, Decimal(-5)], None, []])) == [[str(wide), "-5"], [], []]
     assert texts(pa.array([[Decimal("7.00")]], pa.list_(pa.decimal256(50, 2)))) == [["7"]]
     assert texts([[Decimal("7.00"), wide]]) == [["7", str(wide)]]
+    assert texts([[UUID(int=7)]]) == [["00000000-0000-0000-0000-000000000007"]]
 
 
 def test_large_unsigned_ids_survive() -> None:

@@ -72,6 +72,8 @@ def _update(digest: hashlib._Hash, values: pa.Array, name: str) -> None:
         return None
     if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _update_texts(digest, values)
+    if pa.types.is_fixed_size_binary(kind):  # UUIDs are stored so
+        return _update_texts(digest, values.cast(pa.binary(), safe=True))
     if is_list(kind):
         lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
         digest.update(np.ascontiguousarray(lengths, "<i8").data)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -205,6 +206,8 @@ def _elements(cell: Any) -> list[int | str]:
 def _element(value: Any) -> int | str:
     if isinstance(value, str):
         return value
+    if isinstance(value, UUID):
+        return str(value)
     if isinstance(value, bool):
         raise _BadCell("not-integral", f"{value} is no id")
     if isinstance(value, int | np.integer):
