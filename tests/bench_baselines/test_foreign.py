@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 
 from xgr_engine.bench.baselines.external import FlashRec, Foreign, Vllm
 from xgr_engine.bench.foreign.packages import FLASHREC, VLLM, installed_packages
-from xgr_engine.bench.foreign.process import Process
+from xgr_engine.bench.foreign.process import Process, visible
 from xgr_engine.bench.geometries import Geometry
 from xgr_engine.bench.machine import describe_machine
 from xgr_engine.bench.measure import Samples, interleaved
@@ -145,12 +147,24 @@ def test_wrong_answers_of_vllm_are_marked(
     ],
 )
 def test_an_engine_that_fails_is_listed(
-    model: BenchModel, monkeypatch: pytest.MonkeyPatch, fault: str, status: str, reason: str
+    model: BenchModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, status: str, reason: str
 ) -> None:
     monkeypatch.setenv("FAKE_FAULT", fault)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    started, start = [], subprocess.Popen
+
+    def recorded(*args, **more):
+        started.append(start(*args, **more))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", recorded)
     one = measured("vllm", workload(model, 90, 3))
     assert one["status"] == status, one
     assert reason in one["reason"]
+    assert not list(folder.iterdir()), "no checkpoint is left behind"
+    assert started and all(process.poll() is not None for process in started), "no process is left behind"
 
 
 # ---- FlashRec -------------------------------------------------------------------------------------------------------
@@ -245,6 +259,13 @@ def test_an_engine_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(XgrError, match="no answer in 3 s"):
         Process(sys.executable, "vllm", {}, start_s=3.0)
+
+
+def test_an_engine_sees_our_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [visible(0), visible(2)] == ["0", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5a")
+    assert [visible(0), visible(1)] == ["3", "GPU-5a"]
 
 
 def test_a_run_with_a_clock_of_its_own_is_believed() -> None:

@@ -94,7 +94,9 @@ class Foreign(OneAtATime):
             "top_k": search.top_k,
             "levels": workload.catalog.trie.levels,
         }
-        return Process(self.package.python, self.name, common | self.settings(workload, folder))
+        device = workload.model.device
+        gpu = device.index or 0 if device.type == "cuda" else None
+        return Process(self.package.python, self.name, common | self.settings(workload, folder), gpu=gpu)
 
     def run(self, batch: Batch) -> RankedSids:
         """One batch through the pipe."""

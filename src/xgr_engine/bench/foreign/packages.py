@@ -56,10 +56,11 @@ class Package:
         return None
 
 
-# The versions whose sources the adapters were written from: FlashInfer 0.7.4, FlashRec 0.1.2, vLLM 0.33.0.
-FLASHINFER = Package("flashinfer-python", ">=0.2.1,<0.8", "pip install flashinfer-python")
+# Written from the sources of FlashInfer 0.7.4, FlashRec 0.1.2 and vLLM 0.33.0; what is called of FlashInfer is the same
+# in 0.2.5, 0.4.1 and 0.6.4, and of vLLM in 0.10.2.
+FLASHINFER = Package("flashinfer-python", ">=0.2.5,<0.8", "pip install flashinfer-python")
 FLASHREC = Package("flashrec", ">=0.1.2,<0.2", "pip install flashrec", "XGR_FLASHREC_PYTHON")
-VLLM = Package("vllm", ">=0.10,<0.40", "pip install vllm", "XGR_VLLM_PYTHON")
+VLLM = Package("vllm", ">=0.10.2,<0.40", "pip install vllm", "XGR_VLLM_PYTHON")
 
 
 def installed_packages() -> dict[str, str]:

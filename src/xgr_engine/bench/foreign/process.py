@@ -44,19 +44,34 @@ class Answer:
     host_bytes: int | None
 
 
+def visible(gpu: int) -> str:
+    """``CUDA_VISIBLE_DEVICES`` of a process that shall see one GPU of ours alone."""
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return ours[gpu].strip() if gpu < len(ours) and ours[gpu].strip() else str(gpu)
+
+
 class Process:
     """An engine in a process of its own, ready for batches.
 
     Args:
         python: interpreter that has the engine.
         engine, settings: as the worker knows them.
+        gpu: number of the GPU that it shall see alone; None: whatever this process sees.
 
     Raises:
         torch.OutOfMemoryError: it did not fit into memory.
         XgrError: it did not start, with what it said.
     """
 
-    def __init__(self, python: str, engine: str, settings: dict[str, Any], start_s: float = START_S) -> None:
+    def __init__(
+        self,
+        python: str,
+        engine: str,
+        settings: dict[str, Any],
+        *,
+        gpu: int | None = None,
+        start_s: float = START_S,
+    ) -> None:
         self._engine = engine
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._pending = b""
@@ -65,7 +80,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=_QUIET | dict(os.environ),
+            env=_QUIET | dict(os.environ) | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible(gpu)}),
         )
         try:
             ready = self._ask({"engine": engine, "settings": settings}, start_s)
