@@ -198,6 +198,15 @@ def test_flashrec_scores_a_level_whatever_is_asked(untrained: BenchModel) -> Non
 
 
 @pytest.mark.usefixtures("packages")
+def test_flashrec_keeps_its_largest_wave(untrained: BenchModel) -> None:
+    contender = FlashRec()
+    parity, answer = one_answer(contender, replace(workload(untrained, 90, 3, "level"), users=18))
+    assert parity.marks == []
+    assert len(answer.codes) == 18
+    assert "16 prompts at a time" in contender.notes[0]
+
+
+@pytest.mark.usefixtures("packages")
 def test_wrong_answers_of_flashrec_are_marked(untrained: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "best")
     parity, _ = one_answer(FlashRec(), workload(untrained, 90, 6, "level"))

@@ -26,6 +26,7 @@ from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.spec import DTYPE_BYTES
 
 _GIB = 1 << 30
+_WAVE = 16  # requests that FlashRec computes together at most, where nobody says otherwise; its graphs' memory grows so
 
 
 class Foreign(OneAtATime):
@@ -199,13 +200,15 @@ class FlashRec(Foreign):
         ids = np.concatenate([table.token_ids[level] for level in levels])
         contiguous = bool((np.diff(ids) == 1).all())
         beam, users = workload.search.beam, workload.users
-        self.notes = []
+        wave = min(users, _WAVE)
+        self.notes = [f"{wave} prompts at a time, its default"] if wave < users else []
         if workload.search.score_over != "level":
             self.notes.append(
                 "scores over a level's codes whatever --score-over says: its scores and lists differ as far as the "
                 "model believes in other tokens, and its head does less work; compare with --score-over level"
             )
         return {
+            "wave": wave,
             "catalog": str(catalog),
             "token_range": f"{ids[0]}:{ids[-1]}" if contiguous else ids.tolist(),
             "codebook_sizes": [len(table.token_ids[level]) for level in levels],

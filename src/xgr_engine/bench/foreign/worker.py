@@ -71,8 +71,8 @@ class FlashRec:
         from flashrec.core import BeamRequest
         from flashrec.scheduler.scheduler import BeamRecEngine
 
-        users, beam = settings["users"], settings["beam"]
-        rows = users * beam
+        users, beam, wave = settings["users"], settings["beam"], settings["wave"]
+        rows = wave * beam
         options: dict[str, Any] = {}
         if (memory := device_memory()) is not None:
             # what it takes of the free memory for keys and values is 0.45 of this share
@@ -94,8 +94,8 @@ class FlashRec:
             cuda_graph_max_bs=rows,
             batch_slots=rows,
             cuda_graph_capture_sizes=[rows],
-            target_batch_requests=users,
-            max_batch_requests=users,
+            target_batch_requests=wave,
+            max_batch_requests=wave,
             enable_radix=False,  # a benchmark repeats its prompts
             enable_warmup=False,
             **options,
