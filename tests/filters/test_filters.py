@@ -119,6 +119,8 @@ def test_an_item_file_must_name_items(assets: tuple[Path, Path], tmp_path: Path)
         opened(assets, allow_items=(str(write_list(tmp_path / "b.parquet", [])),))
     with pytest.raises(InputError, match="cannot be read"):
         opened(assets, allow_items=(str(tmp_path / "missing.txt"),))
+    with pytest.raises(InputError, match="names no item"):
+        opened(assets, deny_items=(str(write_list(tmp_path / "n.parquet", [float("nan")])),))
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(InputError, match="cannot be read"):
         opened(assets, allow_items=(str(tmp_path / "bad.parquet"),))
@@ -127,6 +129,29 @@ def test_an_item_file_must_name_items(assets: tuple[Path, Path], tmp_path: Path)
     with pytest.raises(InputError, match="no column 'item_id'"):
         opened(assets, allow_items=(str(write_list(tmp_path / "d.csv", [101], "sku")),))
     assert opened(assets, allow_items=(str(tmp_path / "d.csv"),), items_col="sku").counts["allowed"] == 1
+
+
+def test_item_files_that_would_lose_items_are_refused(assets: tuple[Path, Path], tmp_path: Path) -> None:
+    """A list of items that must not be recommended, taken for something else, would be no list at all."""
+    for name, text, said in (
+        ("bare.csv", "101\n102\n", "the first line is the item 101, not the name of a column"),
+        ("twice.csv", "item_id,item_id\n101,102\n", "two columns are named 'item_id'"),
+        ("lines.jsonl", '{"item_id": 101}\n', "is JSON"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=f"^--deny-items .*{name}: {said}"):
+            opened(assets, deny_items=(str(tmp_path / name),))
+    pq.write_table(pa.table({"item_id": [True]}), tmp_path / "bool.parquet")
+    with pytest.raises(InputError, match=r"^--deny-items .*bool\.parquet: item ids of type bool"):
+        opened(assets, deny_items=(str(tmp_path / "bool.parquet"),))
+    (tmp_path / "other.csv").write_text("product\n101\n")
+    assert opened(assets, deny_items=(str(tmp_path / "other.csv"),)).counts["allowed"] == 39
+
+
+def test_an_id_ends_with_its_line(assets: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("101\r\n102\r103\n1\x1c04\u2028105\n".encode())
+    found = opened(assets, deny_items=(str(tmp_path / "a.txt"),)).counts
+    assert (found["deny_items_ids"], found["deny_items_unknown"], found["allowed"]) == (4, 1, 37)
 
 
 def test_filters_work_together_with_exclusions(assets: tuple[Path, Path], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import InputError
 
 _SHOWN = 3
+_JSON = (".json", ".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -63,25 +64,39 @@ def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary:
         except OSError as error:
             raise InputError(f"{option} {path}: cannot be read: {error.strerror or error}") from error
         digest.update(hashlib.sha256(content).digest())
-        found = _ids(option, path, content, column)
+        found = _texts_of(f"{option} {path}", _ids(option, path, content, column, vocabulary))
         if len(found) == 0:
             raise InputError(
                 f"{option} {path}: the file names no item",
                 why="an empty file is more often a failed export than a wish",
                 hint=f"leave {option} out to have no such filter",
             )
-        ids.append(canonical(found).drop_null())
+        ids.append(found)
     return ItemList.of(pa.concat_arrays(ids), digest.hexdigest(), vocabulary)
 
 
-def _ids(option: str, path: Path, content: bytes, column: str) -> pa.Array:
+def _texts_of(place: str, ids: pa.Array) -> pa.Array:
+    """Canonical texts of the ids in a file; null and NaN name nothing."""
+    try:
+        return canonical(ids).drop_null()
+    except InputError as error:
+        raise InputError(f"{place}: {error.what}", why=error.why, hint=error.hint) from error
+
+
+def _ids(option: str, path: Path, content: bytes, column: str, vocabulary: Vocabulary) -> pa.Array:
     """Ids without nulls, in the order of the file."""
+    suffix = path.suffix.lower()
+    if suffix in _JSON:
+        raise InputError(f"{option} {path}: is JSON", hint="give text with one id a line, CSV or Parquet")
     try:
         if content[:4] == b"PAR1":
             return _table_column(option, path, pq.read_table(io.BytesIO(content)), column)
-        if path.suffix.lower() in (".csv", ".tsv"):
-            return _table_column(option, path, _read_csv(option, content, path), column)
-        lines = content.decode("utf-8-sig").splitlines()
+        if suffix in (".csv", ".tsv"):
+            table = _read_csv(option, content, path)
+            _check_header(option, path, table, column, vocabulary)
+            return _table_column(option, path, table, column)
+        # not splitlines(), for which a line ends at characters that an id may hold
+        lines = content.decode("utf-8-sig").replace("\r", "\n").split("\n")
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{option} {path}: cannot be read: {error}") from error
     return pa.array([line.strip() for line in lines if line.strip()], pa.large_string())
@@ -101,9 +116,22 @@ def _read_csv(option: str, content: bytes, path: Path) -> pa.Table:
     return pyarrow.csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=convert)
 
 
+def _check_header(option: str, path: Path, table: pa.Table | None, column: str, vocabulary: Vocabulary) -> None:
+    """Raises InputError where the first line of a file with one column is no header: that item would be lost."""
+    if table is None or table.num_columns != 1 or table.column_names == [column]:
+        return
+    if (vocabulary.rows_of(pa.array(table.column_names, pa.large_string())) >= 0).any():
+        raise InputError(
+            f"{option} {path}: the first line is the item {table.column_names[0]}, not the name of a column",
+            hint=f"begin the file with the line {column}, or call it .txt: text with one id a line",
+        )
+
+
 def _table_column(option: str, path: Path, table: pa.Table | None, column: str) -> pa.Array:
     if table is None:
         return pa.array([], pa.large_string())
+    if table.column_names.count(column) > 1:
+        raise InputError(f"{option} {path}: two columns are named {column!r}", hint="rename one of them")
     if column not in table.column_names:
         if table.num_columns != 1:
             raise InputError(
