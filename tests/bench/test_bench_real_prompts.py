@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,7 +12,7 @@ from job_support import make_model, make_vocabulary
 
 from xgr_engine.bench.choices import BenchWishes, choose_options
 from xgr_engine.bench.run import BenchCaller, run_bench
-from xgr_engine.errors import UsageError
+from xgr_engine.errors import HistoryError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +50,24 @@ def test_a_context_leaves_longer_prompts_out(wishes: dict[str, object]) -> None:
     assert {75 <= row["context"] <= 80 for row in record["rows"]} == {True}
     with pytest.raises(UsageError, match="at most 40 tokens"):
         run_bench(choose_options(CPU, BenchWishes(context="40", **wishes)), CPU, BenchCaller())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("histories", "column", "error", "said"),
+    [
+        ([[1], [2]], "history", UsageError, r"rows makes a prompt\nthe first of them: none of its 1 ids is in the"),
+        ([], "history", UsageError, "there are no rows"),
+        (["[100]", "[101]"], "history", HistoryError, "holds text, not lists"),
+        ([[100]], "items", HistoryError, "no column 'items'"),
+    ],
+    ids=["unknown", "empty", "text", "absent"],
+)
+def test_users_without_a_prompt_are_told_why_by_options_that_there_are(
+    wishes: dict[str, object], tmp_path: Path, histories: list[object], column: str, error: type, said: str
+) -> None:
+    kind = pa.string() if histories and isinstance(histories[0], str) else pa.list_(pa.int64())
+    pq.write_table(pa.table({"history": pa.array(histories, kind)}), tmp_path / "users.parquet")
+    given = BenchWishes(**{**wishes, "inputs": (str(tmp_path / "users.parquet"),), "history_col": column})  # type: ignore[arg-type]
+    with pytest.raises(error, match=said) as raised:
+        run_bench(choose_options(CPU, given), CPU, BenchCaller())
+    assert "--list-text" not in str(raised.value) and "--keep" not in str(raised.value)
