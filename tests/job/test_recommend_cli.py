@@ -57,6 +57,22 @@ def test_exit_codes(place: Place, capsys: Any) -> None:
     assert xgr(place, "--max-rejects", "1", "--top-k", "6", "--fresh", users=users) == 0
 
 
+def test_a_quiet_run_still_warns_of_what_it_could_not_write(place: Place, capsys: Any) -> None:
+    users = place.users([[100]])
+    (place.root / "folder").mkdir()
+    for option in ("--metrics-file", "--trace"):
+        assert xgr(place, "--quiet", "--fresh", option, str(place.root / "folder"), users=users) == 0
+        assert f"warning: {option} {place.root / 'folder'} cannot be written" in capsys.readouterr().err
+
+
+def test_an_output_of_another_scheme_is_refused(place: Place, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would become a directory that is called ``gs:``."""
+    monkeypatch.chdir(place.root)
+    assert xgr(place, "--out", "gs://bucket/recs", users=place.users([[100]])) == 2
+    assert "--out gs://bucket/recs: only s3:// is known" in capsys.readouterr().err
+    assert not (place.root / "gs:").exists()
+
+
 def test_dry_run_and_environment(place: Place, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     users = place.users([[100]] * 5)
     monkeypatch.setenv("XGR_SHARD_ROWS", "2")

@@ -189,6 +189,8 @@ class RecommendOptions:
     def __post_init__(self) -> None:
         check_choice("--layout", self.layout, Layout)
         check_choice("--on-error", self.on_error, OnError)
+        if "://" in self.out and not self.out.startswith("s3://"):
+            raise UsageError(f"--out {self.out}: only s3:// is known", hint="name a directory, or s3://bucket/folder")
         _at_least_1("--shard-rows", self.shard_rows)
         check_threads(self.threads)
         if self.slo_ms is not None and not self.slo_ms > 0:

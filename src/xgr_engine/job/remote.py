@@ -63,7 +63,7 @@ class RemoteOutput:
         """
         place = open_remote(uri)
         if "/" not in place.key:
-            raise UsageError(f"--out {uri}: name a folder in the bucket, such as {uri.rstrip('/')}/recs")
+            raise UsageError(f"--out {uri}: name a folder in the bucket, such as s3://bucket/recs")
         return cls(uri, place)
 
     def sizes(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ the output directory is touched.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -51,6 +52,8 @@ from xgr_engine.job.stop import Stop
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.xschedule.pipeline import Pipeline, Settings
 from xgr_engine.xschedule.trace import Trace
+
+_log = logging.getLogger(__name__)
 
 Note = Callable[[str], None]
 
@@ -129,7 +132,8 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
     try:
         write_metrics(metrics, report.record, exit_code_of(report.failure))
     except (OSError, OutputWriteError) as error:
-        caller.note(f"--metrics-file {metrics} cannot be written: {error}")
+        # no note: a nightly job is quiet, and whoever watches the file would look at an old one
+        _log.warning("--metrics-file %s cannot be written: %s", metrics, getattr(error, "what", error))
     return report
 
 
@@ -267,7 +271,7 @@ def _compute(
         work.reader.check_unchanged()
     finally:
         caller.progress.finish()
-        _save_trace(pipeline.trace, caller.note)
+        _save_trace(pipeline.trace)
         record["schedule"] = pipeline.summary.to_json()
         record["events"] += events_of(record, pipeline.summary.halvings)
         record["shards_finished"] = len(job.earlier.finished) + work.written
@@ -290,11 +294,11 @@ def _pipeline(
     return Pipeline(loaded.engine, loaded.limits, work.stages, settings)
 
 
-def _save_trace(trace: Trace, note: Note) -> None:
+def _save_trace(trace: Trace) -> None:
     try:
         trace.write()
     except OSError as error:
-        note(f"--trace {trace.path} cannot be written: {error}")
+        _log.warning("--trace %s cannot be written: %s", trace.path, error)
 
 
 def _claimed(todo: Sequence[Shard], stop: Stop) -> Iterator[Piece]:
