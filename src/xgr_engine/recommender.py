@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ from xgr_engine.xbeam.state import upload_trie
 # Rows a user expands on a CPU before the search looks whether the rest can still matter: docs/architecture.md, "Rows
 # that cannot win".
 ROWS_AT_ONCE = 48
+# A pass over fewer operations a layer than these (2 ms of a core) is mostly overhead: 1000 rows of a model of 1 million
+# parameters in 4 layers, 200 of one of 7 million.
+_PASS_FLOPS = 5e8
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Recommender:
         trie: the catalog; table: the model's SID tokens. A code without a token is an error.
         options: beam width and the rest.
         score_suffix: token ids that belong to every answer's score but to no SID (the model's score contract).
-        rows_at_once: CPU only, see :class:`HostSearch`.
+        rows_at_once: CPU only, see :class:`HostSearch`; None: as suits the model.
         graphs: GPU only: capture everything after the prefill in CUDA graphs.
         lanes: GPU only: batches computed side by side, each in buffers of its own.
 
@@ -89,7 +93,7 @@ class Recommender:
         options: SearchOptions,
         *,
         score_suffix: tuple[int, ...] = (),
-        rows_at_once: int = ROWS_AT_ONCE,
+        rows_at_once: int | None = None,
         graphs: bool = True,
         lanes: int = LANES,
     ) -> None:
@@ -102,7 +106,7 @@ class Recommender:
         # the device search is written in Triton; plain torch kernels, asked for by name, go with the host search
         self._on_device = model.ops.name == "triton"
         self._graphs = graphs
-        self._host = HostSearch(self.setup, 0 if model.device.type == "cuda" else rows_at_once)
+        self._host = _host_search(self.setup, rows_at_once)
         self._lanes = Lanes(lanes, self._new_lane)
         self._host_lock = threading.Lock()
         gpu = model.device.type == "cuda"
@@ -221,3 +225,13 @@ class Recommender:
         leaves = batch.outcome.leaf[: batch.users].cpu().numpy()
         scores = batch.outcome.score[: batch.users].cpu().numpy()
         return rank_items(self.trie, batch.exclusions, leaves, scores, self.options)
+
+
+def _host_search(setup: SearchSetup, rows_at_once: int | None) -> HostSearch:
+    if setup.model.device.type == "cuda":
+        return HostSearch(setup, 0)
+    if rows_at_once is not None:
+        return HostSearch(setup, rows_at_once)
+    spec = setup.model.spec
+    row_flops = 2 * sum(math.prod(shape) for shape in spec.tensor_shapes().values())
+    return HostSearch(setup, ROWS_AT_ONCE, math.ceil(_PASS_FLOPS * spec.num_layers / row_flops))

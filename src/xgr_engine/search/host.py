@@ -38,12 +38,15 @@ class HostSearch:
     """Searches batch after batch.
 
     Args:
-        rows_at_once: expand that many rows, best first, before looking whether the others can still win; 0: all rows.
+        rows_at_once: expand that many rows of a user, best first, before looking whether the others can still win; 0:
+            all rows.
+        rows_a_pass: of all users together, at least so many, so that a small model's pass is worth its overhead.
     """
 
-    def __init__(self, setup: SearchSetup, rows_at_once: int) -> None:
+    def __init__(self, setup: SearchSetup, rows_at_once: int, rows_a_pass: int = 0) -> None:
         self.setup = setup
         self.rows_at_once = rows_at_once
+        self.rows_a_pass = rows_a_pass
         self.counters = SearchCounters()
 
     def run(self, hidden: Tensor, cache: KVCache, dead: DeadNodes) -> Outcome:
@@ -65,7 +68,7 @@ class _Batch:
 
     def __init__(self, search: HostSearch, hidden: Tensor, cache: KVCache, dead: DeadNodes) -> None:
         self.setup = search.setup
-        self.rows_at_once = search.rows_at_once
+        self.rows_at_once = search.rows_at_once and max(search.rows_at_once, search.rows_a_pass // max(1, len(hidden)))
         self.counters = search.counters
         self.hidden = hidden
         self.cache = cache
@@ -108,15 +111,14 @@ class _Batch:
     def _enough(self, level: TrieLevel, rows: int) -> int | None:
         """How many candidates make a row that scores below them all pointless; None to expand every row.
 
-        Looking costs another run of the model's kernels, so it must be likely to spare rows: there are more than twice
-        those of a first look, and on the last level at most half as many are wanted.
+        Another pass for a few rows more than the first one's would cost more than it could spare.
         """
-        if not self.rows_at_once or rows <= 2 * self.rows_at_once:
+        if not self.rows_at_once or rows <= self.rows_at_once + self.rows_at_once // 2:
             return None
         if level.leaf is None:
             return self.setup.options.beam
         last = level.inner is None and level.all_leaves and not self.setup.score_suffix
-        return self.setup.options.top_k if last and 2 * self.setup.options.top_k <= rows else None
+        return self.setup.options.top_k if last else None
 
     def _with_slots(self, beams: Beams, depth: int) -> Beams:
         """Give each row the slot that its own last code will occupy. The root has none: its token is the prompt's."""

@@ -11,7 +11,7 @@ import numpy as np
 from xgr_engine.bench.baselines.base import NotAvailableError, RankedSids
 from xgr_engine.bench.workloads import Batch, BenchCatalog, Workload
 from xgr_engine.options import LANES
-from xgr_engine.recommender import ROWS_AT_ONCE, PendingBatch, Recommender
+from xgr_engine.recommender import PendingBatch, Recommender
 from xgr_engine.xbeam.ranking import BatchResult
 from xgr_engine.xschedule.worker import IN_FLIGHT
 
@@ -22,7 +22,7 @@ class Xgr:
     name = "xgr"
     what = "this engine: prompt once a user, beams as rows over it, allowed children only"
     graphs = True
-    rows_at_once = ROWS_AT_ONCE
+    rows_at_once: int | None = None
     in_flight = IN_FLIGHT
     lanes = LANES
 
