@@ -19,6 +19,7 @@ from torch import Tensor
 from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime
 from xgr_engine.bench.baselines.cascade_plan import CascadePlans, load_flashinfer, trial
 from xgr_engine.bench.baselines.engine import Xgr
+from xgr_engine.bench.baselines.pool import PooledCache, pool_fields
 from xgr_engine.bench.foreign.packages import FLASHINFER
 from xgr_engine.bench.workloads import Workload
 from xgr_engine.models.decoder_only import DecoderOnly, Rows
@@ -31,22 +32,14 @@ from xgr_engine.xschedule.engines import describe, is_out_of_memory
 
 
 @dataclass(frozen=True)
-class CascadeCache(KVCache):
-    """One pool a layer. ``prompt_k`` and ``prompt_v`` are the whole of it, ``generated_k`` and ``generated_v`` its
-    second part.
+class CascadeCache(PooledCache):
+    """A pool, and the library's plans for it.
 
     Attributes:
-        prompt_tokens: rows of the first part.
         plans: the wrappers for this pool, whose buffers a captured graph reads.
     """
 
-    prompt_tokens: int
     plans: CascadePlans
-
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens there is room for."""
-        return self.prompt_tokens
 
     def begin(self, lengths: list[int], shared: int) -> None:
         """As :meth:`KVCache.begin`; what was planned for other lengths no longer holds."""
@@ -68,21 +61,10 @@ class CascadeDecoder(DecoderOnly):
 
     def new_cache(self, tokens: int, users: int, slots: int) -> CascadeCache:
         """As :meth:`DecoderOnly.new_cache`."""
-        spec = self.spec
-        shape = (spec.num_layers, tokens + users * slots, spec.num_kv_heads, spec.head_dim)
-        keys, values = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(2))
-        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        return CascadeCache(
-            prompt_k=keys,
-            prompt_v=values,
-            prompt_start=torch.zeros(users + 1, dtype=torch.int32, device=self.device),
-            lengths=torch.zeros(users, dtype=torch.int64, device=self.device),
-            generated_k=keys[:, tokens:],
-            generated_v=values[:, tokens:],
-            slots=slots,
-            prompt_tokens=tokens,
-            plans=CascadePlans(self._library, heads, self.scale, self.dtype, tokens, self.device),
-        )
+        pool = super().new_cache(tokens + users * slots, users, 0)
+        heads = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim)
+        plans = CascadePlans(self._library, heads, self.scale, self.dtype, tokens, self.device)
+        return CascadeCache(**pool_fields(pool, tokens, slots), plans=plans)
 
     def decode(self, rows: Rows, cache: KVCache) -> Tensor:
         """As :meth:`DecoderOnly.decode`. Every row must have a token in each column of its ancestors, except those

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.masked_search import MaskedRecommender
+from xgr_engine.bench.baselines.pool import PooledCache, pool_fields
 from xgr_engine.bench.baselines.variants import NoSharedPrefix
 from xgr_engine.bench.kernels import paged_reference
 from xgr_engine.bench.workloads import Workload
@@ -33,27 +34,18 @@ BLOCK = 16  # tokens a block: the least copying, and no slower than larger ones
 
 
 @dataclass(frozen=True)
-class PagedCache(KVCache):
-    """One pool a layer: the packed prompts, then each user's tails (a beam's last prompt block and what follows it).
-
-    ``prompt_k`` and ``prompt_v`` are the whole pool, ``generated_k`` and ``generated_v`` its second part.
+class PagedCache(PooledCache):
+    """A pool of the packed prompts, then each user's tails (a beam's last prompt block and what follows it).
 
     Attributes:
-        prompt_tokens: rows of the first part.
         tail_rows: rows of a tail; tails: how many a user has.
         tail_of_slot: int64 [users, slots + 1] the tail that holds the token of each of the search's slots (the last
             column takes what belongs to no row).
     """
 
-    prompt_tokens: int
     tail_rows: int
     tails: int
     tail_of_slot: Tensor
-
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens there is room for."""
-        return self.prompt_tokens
 
 
 class PagedDecoder(DecoderOnly):
@@ -90,18 +82,10 @@ class PagedDecoder(DecoderOnly):
     def new_cache(self, tokens: int, users: int, slots: int) -> PagedCache:
         """Room for ``users`` prompts of ``tokens`` tokens together; ``slots`` rows of all levels together a user."""
         tails = min(self.beam, slots) if self.reuse else slots
-        spec = self.spec
-        shape = (spec.num_layers, tokens + users * tails * self.tail_rows, spec.num_kv_heads, spec.head_dim)
-        keys, values = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+        rows = tails * self.tail_rows
+        pool = super().new_cache(tokens + users * rows, users, 0)
         return PagedCache(
-            prompt_k=keys,
-            prompt_v=values,
-            prompt_start=torch.zeros(users + 1, dtype=torch.int32, device=self.device),
-            lengths=torch.zeros(users, dtype=torch.int64, device=self.device),
-            generated_k=keys[:, tokens:],
-            generated_v=values[:, tokens:],
-            slots=tails * self.tail_rows,
-            prompt_tokens=tokens,
+            **pool_fields(pool, tokens, rows),
             tail_rows=self.tail_rows,
             tails=tails,
             tail_of_slot=torch.arange(slots + 1, device=self.device).repeat(users, 1),
