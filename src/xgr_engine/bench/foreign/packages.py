@@ -57,7 +57,7 @@ class Package:
 
 
 # Written from the sources of FlashInfer 0.7.4, FlashRec 0.1.2 and vLLM 0.33.0; what is called of FlashInfer is the same
-# in 0.2.5, 0.4.1 and 0.6.4, and of vLLM in 0.10.2.
+# in 0.2.5, 0.4.1, 0.6.4, 0.6.18 and 0.7.2, and of vLLM in 0.10.2. FlashRec 0.1.2 allows FlashInfer below 0.7 alone.
 FLASHINFER = Package("flashinfer-python", ">=0.2.5,<0.8", "pip install flashinfer-python")
 FLASHREC = Package("flashrec", ">=0.1.2,<0.2", "pip install flashrec", "XGR_FLASHREC_PYTHON")
 VLLM = Package("vllm", ">=0.10.2,<0.40", "pip install vllm", "XGR_VLLM_PYTHON")
