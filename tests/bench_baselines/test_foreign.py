@@ -198,6 +198,16 @@ def test_flashrec_scores_a_level_whatever_is_asked(untrained: BenchModel) -> Non
 
 
 @pytest.mark.usefixtures("packages")
+def test_what_flashrec_made_do_with_is_said(untrained: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It falls back on PyTorch in silence; a row's reader must know."""
+    monkeypatch.setenv("FAKE_FAULT", "plain")
+    notes = measured("flashrec", workload(untrained, 90, 6, "level"))["notes"]
+    assert len(notes) == 4
+    assert all(note.startswith("FlashRec ran without ") for note in notes)
+    assert "sgl-kernel" in notes[0]
+
+
+@pytest.mark.usefixtures("packages")
 def test_flashrec_keeps_its_largest_wave(untrained: BenchModel) -> None:
     contender = FlashRec()
     parity, answer = one_answer(contender, replace(workload(untrained, 90, 3, "level"), users=18))

@@ -104,6 +104,7 @@ class Foreign(OneAtATime):
         if self._process is None or self._workload is None:
             raise NotAvailableError(f"{self.name} was not prepared")
         self._answer = self._process.run([prompt.tolist() for prompt in batch.prompts])
+        self.notes += [note for note in self._answer.notes if note not in self.notes]
         levels = self._workload.catalog.trie.levels
         codes, scores = [], []
         for user in self._answer.lists:

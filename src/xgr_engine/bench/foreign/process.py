@@ -9,7 +9,7 @@ import select
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,14 @@ class Answer:
         seconds: of the engine alone, by the clock of its process.
         device_bytes: peak of its allocator during the batch, weights and pools included; None without a GPU.
         host_bytes: peak of its process; None where the system does not tell.
+        notes: what the engine made do with.
     """
 
     lists: list[list[tuple[list[int], float]]]
     seconds: float
     device_bytes: int | None
     host_bytes: int | None
+    notes: list[str] = field(default_factory=list)
 
 
 def visible(gpu: int) -> str:

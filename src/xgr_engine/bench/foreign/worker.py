@@ -57,6 +57,10 @@ class Vllm:
             for prompt, user in zip(prompts, found, strict=True)
         ]
 
+    def notes(self) -> list[str]:
+        """Nothing to say."""
+        return []
+
     def forget(self) -> None:
         """A benchmark repeats its prompts: what the last batch left behind would make the next one cheaper."""
         if self._llm.reset_prefix_cache() is False:  # old versions return nothing
@@ -119,6 +123,22 @@ class FlashRec:
     def forget(self) -> None:
         """Nothing is kept between batches: the prefix cache is off."""
 
+    def notes(self) -> list[str]:
+        """What it computes with instead of what it ships for, which it says in its log alone. Known after a batch."""
+        try:
+            from flashrec.kernel import beam_trie, sglops
+
+            runner = self._engine.runner
+            missing = {
+                "sgl-kernel: norms and SwiGLU are plain PyTorch": sglops.SGL is None,
+                "FlashInfer: attention is PyTorch's, row by row": runner.attn._fi_decode is None,
+                "CUDA graphs": runner.graph is None,
+                "its compiled trie search": not beam_trie.try_load_beam_trie(),
+            }
+        except (ImportError, AttributeError) as error:  # names of 0.1.2, which are nobody's promise
+            return [f"whether FlashRec ran on its own kernels could not be told: {error}"]
+        return [f"FlashRec ran without {what}" for what, absent in missing.items() if absent]
+
 
 ENGINES: dict[str, type[Vllm | FlashRec]] = {"vllm": Vllm, "flashrec": FlashRec}
 # How the engines say that a batch does not fit, beside torch's own words.
@@ -171,7 +191,7 @@ def _answer(engine: Vllm | FlashRec, meter: Meter, prompts: list[list[int]]) -> 
     start = time.perf_counter()
     lists = engine.run(prompts)
     seconds = time.perf_counter() - start
-    return {"lists": lists, "seconds": seconds, **meter.read()}
+    return {"lists": lists, "seconds": seconds, **meter.read(), "notes": engine.notes()}
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
