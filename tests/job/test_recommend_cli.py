@@ -57,6 +57,21 @@ def test_exit_codes(place: Place, capsys: Any) -> None:
     assert xgr(place, "--max-rejects", "1", "--top-k", "6", "--fresh", users=users) == 0
 
 
+def test_a_finished_output_is_held_to_a_stricter_limit(place: Place, capsys: Any) -> None:
+    """Exit 3, as if the limit had been there from the start; the output itself stays."""
+    users = place.users([[100], []])
+    assert xgr(place, "--max-rejects", "1", users=users) == 0
+    manifest = (place.out / "_xgr" / "manifest.json").read_bytes()
+    capsys.readouterr()
+    assert xgr(place, "--max-rejects", "0", users=users) == 3
+    shown = capsys.readouterr()
+    assert "1 of 2 rows were rejected, --max-rejects 0 allows 0" in shown.err and "nothing to do" not in shown.out
+    assert xgr(place, "--max-rejects", "0", "--json", users=users) == 3
+    assert json.loads(capsys.readouterr().out)["state"] == "too-many-rejects"
+    assert (place.out / "_xgr" / "manifest.json").read_bytes() == manifest and (place.out / "_SUCCESS").exists()
+    assert xgr(place, "--max-rejects", "50%", users=users) == 0
+
+
 def test_a_quiet_run_still_warns_of_what_it_could_not_write(place: Place, capsys: Any) -> None:
     users = place.users([[100]])
     (place.root / "folder").mkdir()

@@ -298,6 +298,9 @@ def _show_run(out: Output, report: JobReport) -> None:
     if record["state"] == "nothing-to-do":
         out.print(f"{record['out']}: complete already, nothing to do")
         return
+    if "engine" not in record:  # finished before; the error names the rejects that this command's limit does not allow
+        out.print(f"{record['out']}: complete already")
+        return
     if "counts" not in record:  # some shards could not be read; the error names them
         out.fields({"state": record["state"], "shards": f"{record['shards_finished']} of {record['shards']} finished"})
         return

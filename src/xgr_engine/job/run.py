@@ -143,7 +143,7 @@ def _run_published(options: RecommendOptions, caller: Caller, record: dict[str, 
         options,
         run=lambda local: _run(local, caller, record),
         fields_of=lambda local: open_job(local).fields,
-        nothing_to_do=lambda manifest: _done_before(manifest, options.out),
+        nothing_to_do=lambda manifest: _done_before(manifest, options, options.out),
         check=caller.stop.check,
     )
 
@@ -176,12 +176,23 @@ _KEPT_OF_A_FINISHED_RUN = (
 
 def _nothing_to_do(job: OpenedJob) -> JobReport:
     job.out.tidy()
-    return _done_before(job.earlier.manifest, str(job.out.root))
+    return _done_before(job.earlier.manifest, job.options, str(job.out.root))
 
 
-def _done_before(manifest: Mapping[str, Any], out: str) -> JobReport:
+def _done_before(manifest: Mapping[str, Any], options: RecommendOptions, out: str) -> JobReport:
+    """A finished output is left as it is. Its rejects still have to be within the limit of this command, which may be
+    stricter than that of the one that did the work."""
     shown = {name: manifest[name] for name in _KEPT_OF_A_FINISHED_RUN if name in manifest}
-    return JobReport({"state": "nothing-to-do", "out": out, **shown})
+    rejected, rows = manifest.get("counts", {}).get("rejects", 0), manifest.get("rows", 0)
+    allowed = max_rejects_of(options.max_rejects, rows)
+    if rejected <= allowed:
+        return JobReport({"state": "nothing-to-do", "out": out, **shown})
+    failure = TooManyRejectsError(
+        f"{rejected} of {rows} rows were rejected, --max-rejects {options.max_rejects} allows {allowed}",
+        why=f"{out} was finished under a larger limit; it stays as it is, with its _SUCCESS",
+        hint="mend the input and use --fresh, or run the same command with the larger --max-rejects",
+    )
+    return JobReport({"state": "too-many-rejects", "out": out, **shown}, failure)
 
 
 def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: float) -> JobReport:
