@@ -33,7 +33,7 @@ from torch import Tensor  # noqa: E402
 
 from xgr_engine.xattention import prefill, reference  # noqa: E402
 from xgr_engine.xattention.prefill import Kernel, triton  # noqa: E402
-from xgr_engine.xattention.prefill.ragged import Ragged, sequences_of  # noqa: E402
+from xgr_engine.xattention.ragged import Ragged, sequences_of  # noqa: E402
 
 TOLERANCE = 6e-3
 DEVICE = torch.device("cuda")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from xgr_engine.errors import UsageError
-from xgr_engine.xattention import prefill, reference
-from xgr_engine.xattention.prefill import flash3, ragged, triton
-from xgr_engine.xattention.prefill.ragged import Cut, Ragged
+from xgr_engine.xattention import prefill, ragged, reference
+from xgr_engine.xattention.prefill import flash3, triton
+from xgr_engine.xattention.ragged import Cut, Ragged
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 AWKWARD = [31, 1, 127, 33, 64]

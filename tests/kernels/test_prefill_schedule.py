@@ -13,7 +13,7 @@ import torch
 from hopper_machine import Descriptor, Machine, Stuck
 
 from xgr_engine.xattention import reference
-from xgr_engine.xattention.prefill.ragged import Cut, Ragged, list_work
+from xgr_engine.xattention.ragged import Cut, Ragged, list_work
 
 HOPPER = Path(reference.__file__).parent / "hopper"
 

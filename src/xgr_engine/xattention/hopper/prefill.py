@@ -15,7 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from xgr_engine.errors import UsageError
 from xgr_engine.kernels.launch import is_hopper, multiprocessors
 from xgr_engine.xattention.hopper.prefill_kernel import hopper_prefill_kernel
-from xgr_engine.xattention.prefill.ragged import Cut, Ragged
+from xgr_engine.xattention.ragged import Cut, Ragged
 
 LOG2E = 1.4426950408889634
 ROWS = 128  # query tokens of a work item

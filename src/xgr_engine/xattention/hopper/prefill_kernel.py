@@ -1,6 +1,6 @@
 """Causal attention of ragged prompts for Hopper (compute capability 9.0), scheduled by hand in Gluon.
 
-Programs walk over a list of work made on the host (``xattention/prefill/ragged.py``): 128 query tokens of one head
+Programs walk over a list of work made on the host (``xattention/ragged.py``): 128 query tokens of one head
 each. As in the decode kernel beside this one, a producer brings tiles into shared memory with the tensor memory
 accelerator and two consumer warpgroups own 64 query rows each; the consumers' steps are the same code. Keys are walked
 downwards from the diagonal: the tiles that need a mask come first and all others need none. The heads of a group stand

@@ -15,7 +15,7 @@ from xgr_engine.errors import UsageError
 from xgr_engine.kernels.launch import capability, is_hopper
 from xgr_engine.xattention.prefill import flash3, fused, triton
 from xgr_engine.xattention.prefill.fused import preferred_kernels
-from xgr_engine.xattention.prefill.ragged import Ragged, sequences_of
+from xgr_engine.xattention.ragged import Ragged, sequences_of
 
 __all__ = ["KERNELS", "Kernel", "choose", "preferred_kernels", "prompt_attention"]
 

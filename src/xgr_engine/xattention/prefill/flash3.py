@@ -18,7 +18,7 @@ from torch import Tensor
 from xgr_engine.errors import BackendUnavailableError
 from xgr_engine.kernels.launch import is_hopper
 from xgr_engine.xattention import reference
-from xgr_engine.xattention.prefill.ragged import Ragged, sequences_of
+from xgr_engine.xattention.ragged import Ragged, sequences_of
 
 PACKAGES = ("flash_attn_interface", "fa3_fwd_interface")
 _TOLERANCE = 1e-2  # of the trial call, relative; bfloat16 alone costs 4e-3

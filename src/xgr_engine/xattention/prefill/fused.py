@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from xgr_engine.xattention.prefill.ragged import Ragged
+from xgr_engine.xattention.ragged import Ragged
 
 _PREFERRED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _LENGTHS = 512  # the longest length of a ragged cuDNN call is rounded up to a multiple of this

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from xgr_engine.errors import UsageError
 from xgr_engine.kernels.launch import power_of_two
-from xgr_engine.xattention.prefill.ragged import Cut, Ragged
+from xgr_engine.xattention.ragged import Cut, Ragged
 
 LOG2E = 1.4426950408889634
 
