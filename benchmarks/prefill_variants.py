@@ -33,7 +33,7 @@ from torch import Tensor  # noqa: E402
 
 from xgr_engine.xattention import prefill, reference  # noqa: E402
 from xgr_engine.xattention.prefill import Kernel, triton  # noqa: E402
-from xgr_engine.xattention.ragged import Ragged, sequences_of  # noqa: E402
+from xgr_engine.xattention.ragged import Ragged  # noqa: E402
 
 TOLERANCE = 6e-3
 DEVICE = torch.device("cuda")
@@ -84,8 +84,7 @@ class Shape:
     @property
     def sequences(self) -> Ragged:
         head = [self.shared] if self.shared else []
-        queries, keys = [*head, *self.own], [*head, *(own + self.shared for own in self.own)]
-        return sequences_of(np.cumsum([0, *queries]).tolist(), np.cumsum([0, *keys]).tolist())
+        return Ragged.of([*head, *self.own], [*head, *(own + self.shared for own in self.own)])
 
     @property
     def flops(self) -> float:
@@ -158,8 +157,7 @@ class Inputs:
 
     def expected(self) -> Tensor:
         q, k, v = (t.double() for t in (self.q, self.k, self.v))
-        starts = list(self.sequences.query_start), list(self.sequences.key_start)
-        return reference.prompt_attention(q, k, v, *starts, self.scale)
+        return reference.prompt_attention(q, k, v, self.sequences, self.scale)
 
 
 def error(kernel: Kernel, shape: Shape, behind: float) -> float:

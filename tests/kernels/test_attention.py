@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -205,18 +204,20 @@ def test_replays_for_other_lengths():
 def test_ragged_prompts_in_one_call(shared: int) -> None:
     """Many shapes go through one kernel, with and without a prefix whose keys came before."""
     from xgr_engine.xattention import prefill, reference
+    from xgr_engine.xattention.ragged import Ragged
 
     generator = torch.Generator("cuda").manual_seed(0)
     own = [31, 1, 127, 64, 333]
-    query_start = np.cumsum([0, *([shared] if shared else []), *own]).tolist()
-    key_start = np.cumsum([0, *([shared] if shared else []), *(length + shared for length in own)]).tolist()
+    head = [shared] if shared else []
+    sequences = Ragged.of([*head, *own], [*head, *(length + shared for length in own)])
+    queries, keys = sequences.query_start[-1], sequences.key_start[-1]
 
     def normal(rows: int, heads: int) -> torch.Tensor:
         return torch.randn(rows, heads, 64, generator=generator, device="cuda").bfloat16()
 
-    q, k, v = normal(query_start[-1], 4), normal(key_start[-1], 2), normal(key_start[-1], 2)
+    q, k, v = normal(queries, 4), normal(keys, 2), normal(keys, 2)
     with prefill.preferred_kernels():
-        got = prefill.prompt_attention(q, k, v, query_start, key_start, 0.125)
+        got = prefill.prompt_attention(q, k, v, sequences, 0.125)
     wide = (tensor.double() for tensor in (q, k, v))
-    expected = reference.prompt_attention(*wide, query_start, key_start, 0.125)
+    expected = reference.prompt_attention(*wide, sequences, 0.125)
     assert float((got.double() - expected).norm() / expected.norm()) < 4e-3

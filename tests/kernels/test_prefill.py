@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from xgr_engine.errors import UsageError
+from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.xattention import prefill, ragged, reference
 from xgr_engine.xattention.prefill import flash3, triton
 from xgr_engine.xattention.ragged import Cut, Ragged
@@ -15,38 +16,35 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 AWKWARD = [31, 1, 127, 33, 64]
 
 
-def starts(lengths: list[int]) -> list[int]:
-    return np.cumsum([0, *lengths]).tolist()
-
-
-def packed(own: list[int], shared: int) -> tuple[list[int], list[int]]:
-    """Starts of queries and keys as a batch has them: what all share comes first, as a sequence of its own."""
+def packed(own: list[int], shared: int) -> Ragged:
+    """Sequences as a batch has them: what all share comes first, as one of its own."""
     head = [shared] if shared else []
-    return starts([*head, *own]), starts([*head, *(length + shared for length in own)])
+    return Ragged.of([*head, *own], [*head, *(length + shared for length in own)])
 
 
 class Case:
     """Unit variance; NaN behind the last key, and in every result nobody wrote."""
 
     def __init__(self, own, shared, group, dim, dtype, device, kv_heads=2):
-        self.query_start, self.key_start = packed(own, shared)
+        self.sequences = packed(own, shared)
+        queries, keys = self.sequences.query_start[-1], self.sequences.key_start[-1]
         generator = torch.Generator(device).manual_seed(len(own) + dim)
 
         def normal(rows, heads):
             return torch.randn((rows, heads, dim), generator=generator, device=device).to(dtype)
 
-        self.q = normal(self.query_start[-1], kv_heads * group)
-        self.k, self.v = (normal(self.key_start[-1] + 150, kv_heads) for _ in range(2))
-        self.k[self.key_start[-1] :] = torch.nan
-        self.v[self.key_start[-1] :] = torch.nan
+        self.q = normal(queries, kv_heads * group)
+        self.k, self.v = (normal(keys + 150, kv_heads) for _ in range(2))
+        self.k[keys:] = torch.nan
+        self.v[keys:] = torch.nan
         self.scale = dim**-0.5
 
     def run(self, kernel):
-        return kernel(self.q, self.k, self.v, Ragged(tuple(self.query_start), tuple(self.key_start)), self.scale)
+        return kernel(self.q, self.k, self.v, self.sequences, self.scale)
 
     def error(self, got):
         wide = (t.double() for t in (self.q, self.k, self.v))
-        expected = reference.prompt_attention(*wide, self.query_start, self.key_start, self.scale)
+        expected = reference.prompt_attention(*wide, self.sequences, self.scale)
         assert got.shape == expected.shape and got.dtype == self.q.dtype
         return float((got.double() - expected).norm() / expected.norm())
 
@@ -87,7 +85,6 @@ def test_sequences_without_queries(device, poisoned_memory):
 def test_a_shifted_diagonal_would_be_seen(device, change):
     """The comparison finds a mask that is off by one key."""
     case = Case(AWKWARD, 7, 2, 64, torch.float32, device)
-    table = Ragged(tuple(case.query_start), tuple(case.key_start))
     good = ragged.list_work
 
     def shifted(*args):
@@ -97,7 +94,7 @@ def test_a_shifted_diagonal_would_be_seen(device, change):
 
     ragged.list_work = shifted
     try:
-        got = triton.prompt_attention(case.q, case.k, case.v, table, case.scale)
+        got = case.run(triton.prompt_attention)
     finally:
         ragged.list_work = good
     assert not case.error(got) < 1e-3
@@ -125,8 +122,8 @@ def test_refuses_what_it_does_not_cover(device):
 @pytest.mark.parametrize("programs", [None, 1, 7, 132])
 @pytest.mark.parametrize(("own", "shared"), [(AWKWARD, 0), ([1000, 3, 0, 513], 200), ([128] * 9, 0)])
 def test_work_holds_every_row_of_every_head_once(own, shared, programs):
-    query_start, key_start = packed(own, shared)
-    sequences = Ragged(tuple(query_start), tuple(key_start))
+    sequences = packed(own, shared)
+    query_start, key_start = sequences.query_start, sequences.key_start
     work = ragged.list_work(sequences, 4, 2, 256, Cut(64, 128, programs))
     seen = np.zeros((query_start[-1], 4), int)
     for row, rows, key_row, position, head in work:
@@ -144,16 +141,14 @@ def test_work_holds_every_row_of_every_head_once(own, shared, programs):
 
 @pytest.mark.parametrize("lengths", [[1000] * 8, [5000] * 8, [3210, 4999, 3001, 4444, 4100], [700, 1000, 512, 640] * 8])
 def test_programs_that_take_turns_end_together(lengths):
-    offsets = tuple(starts(lengths))
-    work = ragged.list_work(Ragged(offsets, offsets), 16, 8, 512, Cut(128, 128, 132))
+    work = ragged.list_work(packed(lengths, 0), 16, 8, 512, Cut(128, 128, 132))
     steps = -(-(work[:, 3] + work[:, 1]) // 128)
     loads = np.array([(steps[program::132] + 1).sum() for program in range(132)])
     assert loads.max() <= loads.mean() * 1.02 + 2
 
 
 def test_long_items_come_first_and_heads_of_a_group_together():
-    offsets = tuple(starts([700, 300]))
-    work = ragged.list_work(Ragged(offsets, offsets), 4, 2, 512, Cut(128, 128))
+    work = ragged.list_work(packed([700, 300], 0), 4, 2, 512, Cut(128, 128))
     steps = -(-(work[:, 3] + work[:, 1]) // 128)
     assert (np.diff(steps) <= 0).all()
     assert work[0, 4] + 1 == work[1, 4] and (work[0, :4] == work[1, :4]).all()
@@ -170,15 +165,27 @@ def test_runs_of_equal_shape():
     assert Ragged((0, 5, 9), (0, 5, 9)).square
 
 
+def test_sequences_of_given_lengths():
+    assert Ragged.of([5, 0, 7], [5, 2, 10]) == Ragged((0, 5, 5, 12), (0, 5, 7, 17))
+
+
+def test_a_batch_has_its_own_sequences():
+    prompts = [np.array([1, 2, *own], np.int32) for own in ([3], [4, 5, 6])]
+    packs = [PackedPrompts.of(prompts, torch.device("cpu")) for _ in range(2)]
+    assert packs[0].sequences.shapes == [(2, 2), (1, 3), (3, 5)]
+    assert packs[0].sequences == packs[1].sequences and packs[0].sequences is not packs[1].sequences
+    assert PackedPrompts.of(prompts[1:], torch.device("cpu")).sequences.shapes == [(5, 5)]
+
+
 def test_layers_share_an_upload():
-    first, again = (ragged.sequences_of([0, 5, 9], [0, 5, 9]) for _ in range(2))
-    assert first is again
     device = torch.device("cpu")
-    assert first.offsets(device)[0] is again.offsets(device)[0]
-    assert first.offsets(device)[1].tolist() == [0, 5, 9]
-    for size in range(20):  # other batches push it out
-        ragged.sequences_of([0, size], [0, size])
-    assert ragged.sequences_of([0, 5, 9], [0, 5, 9]) is not first
+    sequences, equal = (Ragged((0, 5, 9), (0, 5, 9)) for _ in range(2))
+    first, again = (sequences.offsets(device) for _ in range(2))
+    assert first[0] is again[0] and first[1] is again[1] and first[0] is not first[1]
+    assert first[1].tolist() == [0, 5, 9]
+    assert equal.offsets(device)[0] is not first[0]  # another batch may run in another stream
+    lists = [sequences.work_list(4, 2, 256, Cut(64, 128), device) for _ in range(2)]
+    assert lists[0] is lists[1] is not sequences.work_list(4, 2, 256, Cut(32, 128), device)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "runs", "triton"])
@@ -186,7 +193,7 @@ def test_interface(kernel):
     if torch.cuda.is_available():
         pytest.skip("on a GPU the kernels are compared one by one")
     case = Case([40, 3, 40, 40], 9, 2, 64, torch.float32, "cpu")
-    args = (case.q, case.k, case.v, case.query_start, case.key_start, case.scale)
+    args = (case.q, case.k, case.v, case.sequences, case.scale)
     assert case.error(prefill.prompt_attention(*args, kernel=kernel)) < TOLERANCE[torch.float32]
     with pytest.raises(UsageError, match="flash2"):
         prefill.prompt_attention(*args, kernel="fastest")
@@ -236,11 +243,12 @@ class TestFlash3:
     def test_right_numbers(self, monkeypatch, tmp_path):
         text = """
 from xgr_engine.xattention import reference
+from xgr_engine.xattention.ragged import Ragged
 
 def flash_attn_varlen_func(q, k, v, query_start, key_start, queries, keys, *, softmax_scale, causal):
     assert causal and (queries, keys) == (200, 300)
-    starts = query_start.tolist(), key_start.tolist()
-    return reference.prompt_attention(q, k, v, *starts, softmax_scale), None
+    sequences = Ragged(tuple(query_start.tolist()), tuple(key_start.tolist()))
+    return reference.prompt_attention(q, k, v, sequences, softmax_scale), None
 """
         self.install(monkeypatch, tmp_path, text)
         assert flash3.works(torch.device("cpu"))
@@ -272,5 +280,5 @@ def test_kernels_on_a_gpu(poisoned_memory, kernel, shared):
 def test_float32_with_a_prefix_on_a_gpu(poisoned_memory):
     case = Case(AWKWARD, 7, 2, 64, torch.float32, "cuda")
     with prefill.preferred_kernels():
-        got = prefill.prompt_attention(case.q, case.k, case.v, case.query_start, case.key_start, case.scale)
+        got = prefill.prompt_attention(case.q, case.k, case.v, case.sequences, case.scale)
     assert case.error(got) < TOLERANCE[torch.float32]

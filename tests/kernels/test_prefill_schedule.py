@@ -155,16 +155,13 @@ def attend(text, own, shared, *, group=2, keys=4, stages=2, q_stages=2, programs
     """Relative error of the kernel with tiles of 8 query rows, D 4, over NaN behind the last row of everything."""
     rows, kv_heads, dim = 8, 2, 4
     head = [shared] if shared else []
-    query_start, key_start = [0], [0]
-    for length, more in [*((n, 0) for n in head), *((n, shared) for n in own)]:
-        query_start.append(query_start[-1] + length)
-        key_start.append(key_start[-1] + length + more)
+    sequences = Ragged.of([*head, *own], [*head, *(length + shared for length in own)])
+    queries, keys_given = sequences.query_start[-1], sequences.key_start[-1]
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
         torch.randn((count, heads, dim), generator=generator, dtype=torch.float64)
-        for count, heads in ((query_start[-1], kv_heads * group), (key_start[-1], kv_heads), (key_start[-1], kv_heads))
+        for count, heads in ((queries, kv_heads * group), (keys_given, kv_heads), (keys_given, kv_heads))
     )
-    sequences = Ragged(tuple(query_start), tuple(key_start))
     work = list_work(sequences, kv_heads * group, kv_heads, 8 * dim, Cut(rows, keys, programs))
     out = torch.full_like(q, torch.nan)
     descriptors = [Descriptor(t.flatten(1), (block, dim)) for t, block in ((q, rows // 2), (k, keys), (v, keys))]
@@ -175,7 +172,7 @@ def attend(text, own, shared, *, group=2, keys=4, stages=2, q_stages=2, programs
     machine.run(
         text, "hopper_prefill_kernel", min(programs, len(work)), args, **sizes, STAGES=stages, Q_STAGES=q_stages
     )
-    expected = reference.prompt_attention(q, k, v, query_start, key_start, scale)
+    expected = reference.prompt_attention(q, k, v, sequences, scale)
     return float((out - expected).norm() / expected.norm())
 
 

@@ -119,7 +119,7 @@ class DecoderOnly:
                 residual = residual[pack.last]
                 mixed = self._last_token_attention(q[pack.last], cache, index)
             else:
-                mixed = self.ops.prompt_attention(q, keys, values, pack.query_start, pack.key_start, self.scale)
+                mixed = self.ops.prompt_attention(q, keys, values, pack.sequences, self.scale)
             delta = self._feed_forward(layer, residual, mixed)
         return self.ops.add_rms_norm(residual, delta, self.norm, self.spec.rms_eps)
 

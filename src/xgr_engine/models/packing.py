@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xgr_engine.xattention.ragged import Ragged
+
 
 @dataclass(frozen=True)
 class PackedPrompts:
@@ -19,8 +21,8 @@ class PackedPrompts:
         tokens, positions: int64 [N] token ids and their positions.
         prefix: how many tokens are shared; 0 for a single prompt.
         lengths: [U] whole prompts, the shared tokens included.
-        query_start, key_start: sequences of the packed self-attention (the prefix first, when there is one): runs of
-            ``tokens``, and runs of cache rows.
+        sequences: of the packed self-attention (the prefix first, when there is one): queries are runs of ``tokens``,
+            keys runs of cache rows.
         cache_rows: int64 [N] where each token's key and value belong in the cache.
         prefix_rows: int64 [U, prefix] where each user's region repeats the prefix.
         last: int64 [U] place of each prompt's last token.
@@ -30,8 +32,7 @@ class PackedPrompts:
     positions: Tensor
     prefix: int
     lengths: list[int]
-    query_start: list[int]
-    key_start: list[int]
+    sequences: Ragged
     cache_rows: Tensor
     prefix_rows: Tensor
     last: Tensor
@@ -61,8 +62,7 @@ class PackedPrompts:
         return cls(
             prefix=prefix,
             lengths=lengths,
-            query_start=np.cumsum([0, *shared, *own]).tolist(),
-            key_start=([0] if prefix else []) + region.tolist(),
+            sequences=Ragged.of(queries=[*shared, *own.tolist()], keys=[*shared, *lengths]),
             **{name: _upload(array, device) for name, array in arrays.items()},
         )
 

@@ -158,6 +158,7 @@ class Lanes:
 
 
 def _inputs(pack: PackedPrompts, dead: DeadNodes) -> list[Tensor]:
+    # what the prefill uploads of pack.sequences is not among them: that is made and used in the lane's stream
     values = (*vars(pack).values(), *dead.inner, dead.leaves, dead.root)
     return [value for value in values if isinstance(value, Tensor)]
 

@@ -16,6 +16,7 @@ from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.search.capture import RecentGraphs, capturing
 from xgr_engine.xattention.cache import KVCache
+from xgr_engine.xattention.ragged import Ragged
 
 _GRAPHS_KEPT = 8
 _STEP = 128  # sizes are multiples of it
@@ -29,6 +30,8 @@ def rounded_up(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class _Captured:
+    """A graph and what it holds addresses of: the pack's tensors, the uploads of its sequences among them."""
+
     graph: torch.cuda.CUDAGraph
     pack: PackedPrompts
     hidden: Tensor
@@ -72,8 +75,7 @@ class GraphedPrefill:
             positions=places.clamp_max(self.model.spec.max_context - 1),
             prefix=0,
             lengths=[size],
-            query_start=[0, size],
-            key_start=[0, size],
+            sequences=Ragged.of(queries=[size], keys=[size]),
             cache_rows=places,
             prefix_rows=places.new_empty((1, 0)),
             last=places[-1:].clone(),

@@ -1,13 +1,11 @@
-"""Sequences packed back to back, as the prefill attention kernels want to know them: shapes, offsets, lists of work."""
+"""Sequences packed back to back, as prefill attention wants to know them: shapes, offsets, lists of work."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_KEPT = 8  # batches whose offsets stay on the device
 _L2_BYTES = 24 << 20  # keys and values that programs at work side by side may cover: about half of a Hopper GPU's L2
 
 
@@ -31,11 +28,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Starts of S packed sequences' queries and keys, S + 1 numbers each (:func:`reference.prompt_attention`)."""
+    """S sequences of a batch. The batch owns them: all layers of its prefill share what is derived and uploaded here.
+
+    Attributes:
+        query_start: [S + 1]; sequence s owns the queries ``query_start[s] : query_start[s + 1]``.
+        key_start: [S + 1], likewise for keys. A sequence may have more keys than queries: its queries are then the
+            last positions (a prefix whose keys were computed before).
+    """
 
     query_start: tuple[int, ...]
     key_start: tuple[int, ...]
-    _uploads: dict[Any, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _uploads: dict[Any, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, queries: Iterable[int], keys: Iterable[int]) -> Ragged:
+        """Sequences of so many queries and keys each."""
+        return cls(tuple(accumulate(queries, initial=0)), tuple(accumulate(keys, initial=0)))
 
     @cached_property
     def shapes(self) -> list[tuple[int, int]]:
@@ -79,33 +87,17 @@ class Ragged:
         return self.uploaded(name, device, lambda: list_work(self, heads, kv_heads, key_bytes, cut))
 
     def uploaded(self, name: Any, device: torch.device, make: Callable[[], NDArray[np.int32]]) -> Tensor:
-        """What ``make`` gives, on the device: the layers of a prefill share one upload under a ``name``."""
+        """What ``make`` gives, on the device: the layers of a prefill share one upload under a ``name``.
+
+        On a GPU the first call copies in the current stream, and nothing but that stream's order puts the copy before
+        its use: one object serves one stream (and one thread).
+        """
         found = self._uploads.get(name)
         if found is None:
             host = torch.from_numpy(make())
             found = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
             self._uploads[name] = found
         return found
-
-
-_Name = tuple[tuple[int, ...], tuple[int, ...]]
-_recent: OrderedDict[_Name, Ragged] = OrderedDict()
-_in_graphs: dict[_Name, Ragged] = {}
-_lock = threading.Lock()  # several recommenders may prefill at once
-
-
-def sequences_of(query_start: list[int], key_start: list[int]) -> Ragged:
-    """The sequences of a batch, the same object for all layers of its prefill."""
-    name = tuple(query_start), tuple(key_start)
-    with _lock:
-        found = _in_graphs.get(name) or _recent.get(name) or Ragged(*name)
-        _recent[name] = found
-        _recent.move_to_end(name)
-        while len(_recent) > _KEPT:
-            _recent.popitem(last=False)
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            _in_graphs[name] = found  # a graph holds the addresses of uploads: they must stand as long as it may run
-    return found
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xgr_engine.xattention.ragged import Ragged
+
 GROUP_LOGITS = 8 << 20  # numbers; 32 MiB of float32
 
 
@@ -112,23 +114,20 @@ def _attend(
     return mixed.permute(0, 2, 1, 3, 4).reshape(users, rows, heads, dim).to(q.dtype)
 
 
-def prompt_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: list[int], key_start: list[int], scale: float
-) -> Tensor:
+def prompt_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float) -> Tensor:
     """Causal self-attention over ragged sequences packed back to back, without padding.
 
     Args:
         q: [N, Hq, D] the sequences' queries; k, v: [T, Hkv, D] their keys and values.
-        query_start: [S + 1]; sequence s owns the queries ``query_start[s] : query_start[s + 1]``.
-        key_start: [S + 1], likewise for keys. A sequence may have more keys than queries: its queries are then the
-            last positions (a prefix whose keys were computed before).
+        sequences: which rows of q and of k, v belong together; rows of k and v behind the last key are not read.
+        scale: factor on q.k, usually D ** -0.5.
 
     Returns:
         [N, Hq, D] in the dtype of q.
     """
     out = torch.empty_like(q)
     grouped = q.shape[1] != k.shape[1]
-    for q0, q1, k0, k1 in zip(query_start, query_start[1:], key_start, key_start[1:], strict=False):
+    for (q0, q1), (k0, k1) in zip(pairwise(sequences.query_start), pairwise(sequences.key_start), strict=True):
         queries, keys = q1 - q0, k1 - k0
         if queries == 0:
             continue

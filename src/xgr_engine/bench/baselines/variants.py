@@ -13,6 +13,7 @@ from xgr_engine.bench.workloads import Batch, Workload
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.recommender import PendingBatch, ReadyBatch, Recommender
 from xgr_engine.search.setup import DeadNodes
+from xgr_engine.xattention.ragged import Ragged
 from xgr_engine.xbeam.exclusions import find_dead_nodes
 
 _NEEDS_GPU = "not available: the search runs without CUDA graphs on this device anyway"
@@ -139,8 +140,7 @@ def pack_apart(batch: Batch, device: torch.device) -> PackedPrompts:
         positions=upload(positions),
         prefix=0,
         lengths=lengths,
-        query_start=start.tolist(),
-        key_start=start.tolist(),
+        sequences=Ragged.of(queries=lengths, keys=lengths),
         cache_rows=upload(np.arange(len(tokens))),
         prefix_rows=upload(np.empty((len(lengths), 0), np.int64)),
         last=upload(start[1:] - 1),

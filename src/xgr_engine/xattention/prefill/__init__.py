@@ -15,7 +15,7 @@ from xgr_engine.errors import UsageError
 from xgr_engine.kernels.launch import capability, is_hopper
 from xgr_engine.xattention.prefill import flash3, fused, triton
 from xgr_engine.xattention.prefill.fused import preferred_kernels
-from xgr_engine.xattention.ragged import Ragged, sequences_of
+from xgr_engine.xattention.ragged import Ragged
 
 __all__ = ["KERNELS", "Kernel", "choose", "preferred_kernels", "prompt_attention"]
 
@@ -72,7 +72,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged) -> str:
 
 
 def prompt_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: list[int], key_start: list[int], scale: float, *, kernel: str = "auto"
+    q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float, *, kernel: str = "auto"
 ) -> Tensor:
     """Args and result as :func:`xgr_engine.xattention.reference.prompt_attention`; ``kernel`` is a name of ``KERNELS``
     or ``auto``, which is :func:`choose`. Call it inside :func:`preferred_kernels`.
@@ -82,5 +82,4 @@ def prompt_attention(
     """
     if kernel != "auto" and kernel not in KERNELS:
         raise UsageError(f"prefill kernel {kernel}: must be auto, {', '.join(KERNELS)}")
-    sequences = sequences_of(query_start, key_start)
     return KERNELS[choose(q, k, v, sequences) if kernel == "auto" else kernel](q, k, v, sequences, scale)
