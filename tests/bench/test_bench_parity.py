@@ -17,8 +17,10 @@ from bench_support import ranked, tiny_workload
 
 from xgr_engine.bench.baselines.base import RankedSids
 from xgr_engine.bench.baselines.engine import Xgr
-from xgr_engine.bench.definition import FLOAT32, Definition, Tolerance, Truth, _Search
+from xgr_engine.bench.definition import Truth, UserSearch, find_truths
 from xgr_engine.bench.parity import Parity, compare, judge, leaves_of
+from xgr_engine.bench.prefix_scores import exact_setup
+from xgr_engine.bench.tolerance import FLOAT32, NO_ROUNDING, Tolerance
 from xgr_engine.bench.workloads import Batch, Workload, synthetic_catalog
 from xgr_engine.catalog.trie import build_trie
 from xgr_engine.models.packing import PackedPrompts
@@ -117,8 +119,7 @@ def judged(which: str, answer: RankedSids, tolerance: Tolerance = FLOAT32) -> Pa
 def truth(which: str, answer: RankedSids, tolerance: Tolerance) -> Truth:
     work, prompt, *_ = scores_of(which)
     leaves = leaves_of(work.catalog.trie, answer.codes[0])
-    search = _Search(Definition(work)._exact, work, prompt, np.unique(leaves[leaves >= 0]))
-    return search.run(tolerance)
+    return UserSearch(exact_setup(work), work, prompt, leaves[leaves >= 0]).run(tolerance)
 
 
 @pytest.mark.parametrize("which", ["uniform", "ragged"])
@@ -152,7 +153,7 @@ def test_margins_are_the_distances_to_what_each_cut_left_out(which: str) -> None
     pool, beyond = finished[:beam], prefixes[finished[beam]] if len(finished) > beam else -np.inf
     last = sorted((sids[sid] for sid in pool), reverse=True)
     end = last[work.top_k] if len(last) > work.top_k else -np.inf
-    found = truth(which, searched(which), Tolerance(0.0))
+    found = truth(which, searched(which), NO_ROUNDING)
     for leaf, margin in zip(found.leaves.tolist(), found.margins.tolist(), strict=True):
         sid = tuple(int(code) for code in work.catalog.sids[leaf] if code >= 0)
         cuts = [prefixes[sid[:depth]] - left_out[depth] for depth in range(1, len(sid))]
@@ -270,7 +271,7 @@ def test_parity_counts_invalid_duplicate_and_short() -> None:
     batch = work.batch(0, 1)
     first = judge(work, batch, {}).facts
     assert first["sids"] == 3
-    best = Definition(work).judge(list(batch.prompts), [np.empty(0, np.int64)])[0]
+    best = find_truths(work, batch.prompts, [np.empty(0, np.int64)])[0]
     good = [row.tolist() for row in work.catalog.sids[best.leaves]]
     right = ranked((good, best.scores.tolist()))
     wrong = ranked(
@@ -297,8 +298,8 @@ def test_a_tie_at_the_end_of_the_list_is_no_fault() -> None:
 
 def test_half_precision_is_measured_and_not_guessed() -> None:
     """The tolerance of a bfloat16 model is 2.5 times what plain torch in bfloat16 deviates, and at least 0.05."""
-    assert Tolerance.from_noise(0.01) == Tolerance(0.05, 0.01)
-    assert Tolerance.from_noise(0.2).score == pytest.approx(0.5)
+    assert Tolerance.half_precision(0.01, 0.9) == Tolerance(0.05, 0.01, 0.9)
+    assert Tolerance.half_precision(0.2, 0.9).score == pytest.approx(0.5)
     assert FLOAT32.difference == pytest.approx(1e-3)
     work = workload()
     model = work.model
@@ -338,10 +339,9 @@ def test_too_many_possible_rows_leave_nothing_to_be_said() -> None:
     """With a tolerance in which everything drowns, lists are not judged; their scores still are."""
     work = tiny_workload(beam=2, top_k=2)
     prompt = work.batch(0).prompts[0]
-    search = _Search(Definition(work)._exact, work, prompt, np.array([0, 1]))
-    found = search.run(Tolerance(50.0))
+    found = UserSearch(exact_setup(work), work, prompt, np.array([0, 1])).run(Tolerance(50.0))
     assert found.possible is None
-    assert not (found.margins > found.tolerance.difference).any()
+    assert not found.certain.any()
     any_two = RankedSids([work.catalog.sids[:2]], [np.float32([found.known[0], found.known[1]])])
     parity = compare(any_two, [found], work.catalog.trie, 2)
     assert parity.marks == []

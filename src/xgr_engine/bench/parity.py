@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xgr_engine.bench.baselines.base import RankedSids
-from xgr_engine.bench.definition import Definition, Leaves, Truth
+from xgr_engine.bench.definition import Leaves, Truth, find_truths
 from xgr_engine.bench.workloads import Batch, Workload
 from xgr_engine.catalog.trie import ItemTrie
 
@@ -90,12 +90,12 @@ def judge(workload: Workload, batch: Batch, answers: Mapping[str, RankedSids]) -
         np.unique(np.concatenate([np.empty(0, np.int64), *(users[at] for users in returned.values())]))
         for at in range(len(batch.prompts))
     ]
-    truths = Definition(workload).judge(list(batch.prompts), [leaves[leaves >= 0] for leaves in asked])
+    truths = find_truths(workload, batch.prompts, [leaves[leaves >= 0] for leaves in asked])
     tolerance = truths[0].tolerance
     facts = {
         "users": len(truths),
         "sids": sum(len(truth.leaves) for truth in truths),
-        "certain": sum(int(_certain(truth).sum()) for truth in truths),
+        "certain": sum(int(truth.certain.sum()) for truth in truths),
         "score_tolerance": tolerance.score,
         "measured_noise": tolerance.measured,
         "plain_overlap": tolerance.overlap,
@@ -116,7 +116,7 @@ def compare(answer: RankedSids, truths: Sequence[Truth], trie: ItemTrie, top_k: 
         counts["invalid"] += int((~valid).sum())
         counts["duplicate"] += int(valid.sum()) - len(present)
         counts["short"] += int(len(present) < top_k)
-        found, certain = np.isin(truth.leaves, present), _certain(truth)
+        found, certain = np.isin(truth.leaves, present), truth.certain
         overlaps.append(found.mean())
         counts["certain"] += int(certain.sum())
         counts["missing"] += int((certain & ~found).sum())
@@ -128,7 +128,7 @@ def compare(answer: RankedSids, truths: Sequence[Truth], trie: ItemTrie, top_k: 
         differences += off[~np.isnan(off)].tolist()
         if len(leaves):
             same_top += int(leaves[0] == truth.leaves[0])
-            counts["wrong_top1"] += _wrong_top1(truth, int(leaves[0]), bool(certain[0]))
+            counts["wrong_top1"] += _wrong_top1(truth, int(leaves[0]))
     return Parity(
         users=len(overlaps),
         sids=sum(len(truth.leaves) for truth in truths[: len(overlaps)]),
@@ -140,13 +140,9 @@ def compare(answer: RankedSids, truths: Sequence[Truth], trie: ItemTrie, top_k: 
     )
 
 
-def _certain(truth: Truth) -> NDArray[np.bool_]:
-    return truth.margins > truth.tolerance.difference
-
-
-def _wrong_top1(truth: Truth, first: int, certain: bool) -> bool:
+def _wrong_top1(truth: Truth, first: int) -> bool:
     """Whether another SID stands first though the definition's best must be in the list and is clearly ahead of it."""
-    if first == truth.leaves[0] or not certain:
+    if first == truth.leaves[0] or not truth.certain[0]:
         return False
     return not truth.scores[0] - truth.known.get(first, -np.inf) <= truth.tolerance.difference
 
