@@ -25,7 +25,7 @@ from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.report.page import page
 from xgr_engine.bench.report.svg import Axes, Series, line_chart, log_ticks, number, ticks
 from xgr_engine.bench.report.tables import claims_table
-from xgr_engine.bench.run import BenchCaller, run_bench
+from xgr_engine.bench.run import Bench, BenchCaller, run_bench
 from xgr_engine.errors import InputError, UsageError
 
 Record = dict[str, Any]
@@ -122,6 +122,35 @@ def test_a_time_limit_leaves_out_and_says_so() -> None:
     assert record["state"] == "done"
     assert "time limit" in record["left_out"][0]["reason"]
     assert "Not run" in page(record)
+
+
+def test_the_timeline_is_of_the_last_model_that_was_measured() -> None:
+    """The limit may leave out the models after it; and the profiler, which slows a GPU's launches, comes last."""
+    options = BenchOptions(
+        geometries=("quick", "qwen3-4b"),
+        items=500,
+        codes=40,
+        levels=3,
+        contexts=(8,),
+        users=(1,),
+        beams=(4,),
+        baselines=(),
+        ablations=False,
+        budget_s=0.01,
+        time_limit_s=3600.0,
+    )
+    order: list[str] = []
+
+    def note(text: str) -> None:
+        order.append(text)
+        if text == "attention":  # the last part of the first model
+            bench._started -= 3600.0
+
+    bench = Bench(options, torch.device("cpu"), BenchCaller(note=note))
+    record = bench.run()
+    assert [part["part"] for part in record["left_out"]] == ["model qwen3-4b"]
+    assert record["phases"]["model"] == record["timeline"]["model"] == "quick"
+    assert order[-1] == "timeline"
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -325,7 +354,9 @@ def test_command_writes_json_and_report(tmp_path: Path) -> None:
     assert html.read_text("utf-8").startswith("<!doctype html>")
 
 
-def test_compare_command_exits_1_on_a_regression(record: Record, tmp_path: Path) -> None:
+def test_compare_command_exits_1_on_a_regression(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p50 = record["rows"][0]["contenders"][0]["latency_ms"]["p50"]
     p50["low"], p50["high"] = p50["value"] * 0.99, p50["value"] * 1.01
     for name, factor in (("a", 1.0), ("b", 1.5)):
@@ -335,6 +366,12 @@ def test_compare_command_exits_1_on_a_regression(record: Record, tmp_path: Path)
     assert _xgr("bench", "compare", a, b).returncode == 0
     assert _xgr("bench", "compare", a, a, "--fail-over", "5%").returncode == 0
     assert _xgr("bench", "compare", a).returncode == 2
+    for option, value in (("--html", tmp_path / "c.html"), ("--out", tmp_path / "c.json"), ("--beam", "4")):
+        done = _xgr("bench", "compare", a, b, option, str(value))
+        assert done.returncode == 2 and f"{option} does not belong to xgr bench compare" in done.stderr
+    monkeypatch.setenv("XGR_BENCH_OUT", str(tmp_path / "c.json"))  # for runs; nobody asked for it here
+    assert _xgr("bench", "compare", a, a, "--json", "-q").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
     assert _xgr("bench", "frobnicate").returncode == 2
 
 

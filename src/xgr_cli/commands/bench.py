@@ -17,6 +17,7 @@ from xgr_cli.bench_views import show_bench, show_comparison
 from xgr_cli.options import (
     INPUT_PANEL,
     SEARCH_PANEL,
+    SHARED_OPTIONS,
     Device,
     HistoryColumn,
     HistoryFormatOption,
@@ -42,6 +43,8 @@ EXAMPLES = (
 )
 
 _INPUT, _SEARCH = INPUT_PANEL, SEARCH_PANEL
+# Options of the command line that mean something to a comparison. Others would be ignored: they are refused.
+_COMPARE_TAKES = {"action", "fail-over", *(name.replace("_", "-") for name in SHARED_OPTIONS), "json"}
 _WORK, _MEASURE, _REPORT, _COMPARE = "Workload", "Measurement", "Report", "Compare"
 
 
@@ -189,6 +192,17 @@ def _compare(output: Output, action: list[str], fail_over: str | None) -> int | 
     if len(action) != 3 or action[0] != "compare":
         raise UsageError(
             f"xgr bench {' '.join(action)}: not understood", hint="xgr bench compare A.json B.json [--fail-over 5%]"
+        )
+    foreign = [
+        setting.key
+        for setting in output.settings
+        if setting.origin == "command line" and setting.key not in _COMPARE_TAKES
+    ]
+    if foreign:
+        raise UsageError(
+            f"--{foreign[0]} does not belong to xgr bench compare",
+            why="it compares two results and measures nothing; only --fail-over changes what it says",
+            hint="for a file: xgr bench compare A.json B.json --json > comparison.json",
         )
     limit = None if fail_over is None else parse_share(fail_over)
     comparison = compare_files(Path(action[1]), Path(action[2]), limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -115,11 +115,7 @@ class Bench:
             if options.rows:
                 self.caller.progress.start(len(models) * self._rows_a_model(), "rows")
             try:
-                for number, name in enumerate(models if self._needs_models() else ()):
-                    if not self._in_time(f"model {name}"):
-                        continue
-                    self._one_model(name, first=number == 0, last=number + 1 == len(models))
-                    free_memory(self.device)
+                self._all_models(models if self._needs_models() else ())
             finally:
                 self.caller.progress.finish()
         self.record["warnings"] += watch.warnings
@@ -140,8 +136,21 @@ class Bench:
 
     # ---- one model --------------------------------------------------------------------------------------------------
 
-    def _one_model(self, name: str, *, first: bool, last: bool) -> None:
-        subject = self._load(name)
+    def _all_models(self, models: Sequence[str]) -> None:
+        subject: Subject | None = None
+        for number, name in enumerate(models):
+            if not self._in_time(f"model {name}"):
+                continue
+            subject = None  # before the next takes its place
+            free_memory(self.device)
+            subject = self._load(name)
+            self._one_model(subject, first=number == 0)
+        if subject is not None and self.options.timeline:
+            # of the last model that was measured, at the very end: a GPU's profiler slows every later launch
+            chosen = self._chosen(subject)
+            self._part("timeline", lambda: self._timeline(chosen), brief=True)
+
+    def _one_model(self, subject: Subject, *, first: bool) -> None:
         model = subject.model
         self.caller.note(f"{model.name}: {model.bytes / 1e9:,.2f} GB of weights, {subject.catalog.name}")
         if self.options.rows:
@@ -155,8 +164,6 @@ class Bench:
         if self.options.online:
             for beam in self.options.online_beams or self.options.beams:
                 self._part(f"online, W {beam}", partial(self._online, subject, beam))
-        if last and self.options.timeline:  # at the very end: a GPU's profiler slows every later launch of the process
-            self._part("timeline", lambda: self._timeline(chosen), brief=True)
 
     def _load(self, name: str) -> Subject:
         options = self.options
