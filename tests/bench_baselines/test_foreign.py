@@ -22,6 +22,7 @@ from xgr_engine.bench.machine import describe_machine
 from xgr_engine.bench.measure import Samples, interleaved
 from xgr_engine.bench.parity import judge
 from xgr_engine.bench.point import Budget, Row
+from xgr_engine.bench.report.tables import row_table
 from xgr_engine.bench.workloads import BenchModel, Workload, random_weights, synthetic_catalog
 from xgr_engine.errors import XgrError
 from xgr_engine.options import SearchOptions
@@ -34,6 +35,10 @@ pytestmark = [
 
 CODES, LEVELS = 7, 3
 SMALL = Geometry("small", 2, 32, 4, 2, 16, 48, 11, tied=False, codes=CODES, levels=LEVELS, max_context=64)
+LIMIT_OF_FLASHREC = (
+    "it takes the best 2 W tokens of a level before it looks at the catalog: beams without a child among them are "
+    "lost, so its lists may be short and lack items that the definition finds"
+)
 VERSIONS = {"vllm": "0.33.0", "flashrec": "0.1.2"}
 
 
@@ -82,7 +87,7 @@ def workload(model: BenchModel, items: int, beam: int, over: str = "vocab") -> W
 
 
 def measured(contender: str, asked: Workload) -> dict:
-    row = Row(asked, [contender], Budget(0.02, 2), lambda text: None).measure()
+    row = Row(asked, [contender], Budget(0.2, 2), lambda text: None).measure()
     return row["contenders"][0]
 
 
@@ -113,6 +118,7 @@ def test_vllm_in_a_row(model: BenchModel) -> None:
     assert one["latency_ms"]["samples"] == 2
     assert one["host_peak_bytes"] > one["host_own_bytes"] > 0
     assert any("pool" in note for note in one["notes"])
+    assert any("no catalog" in note for note in one["notes"])
 
 
 @pytest.mark.usefixtures("packages")
@@ -177,15 +183,20 @@ def test_flashrec_in_a_row(untrained: BenchModel) -> None:
     assert one["status"] == "ok", one
     assert one["parity"]["marks"] == []
     assert one["parity"]["overlap"] == 1.0
-    assert one["notes"] == []
+    assert one["notes"] == [LIMIT_OF_FLASHREC]
 
 
 @pytest.mark.usefixtures("packages")
 def test_flashrec_loses_beams_before_it_looks_at_the_catalog(untrained: BenchModel) -> None:
-    parity, answer = one_answer(FlashRec(), workload(untrained, 12, 1, "level"))
+    asked = workload(untrained, 12, 1, "level")
+    parity, answer = one_answer(FlashRec(), asked)
     assert parity.marks, "the best 2 of 7 codes hold too few items"
     assert parity.invalid == 0
     assert all(np.isfinite(scores).all() for scores in answer.scores)
+    row = Row(asked, ["flashrec"], Budget(0.02, 2), lambda text: None).measure()
+    notes = row_table(row).notes
+    assert any(note.startswith("flashrec WRONG: ") for note in notes)
+    assert f"flashrec: {LIMIT_OF_FLASHREC}" in notes, "whoever reads the table or the page is told why"
 
 
 @pytest.mark.usefixtures("packages")
@@ -194,7 +205,7 @@ def test_flashrec_scores_a_level_whatever_is_asked(untrained: BenchModel) -> Non
     contender = FlashRec()
     parity, _ = one_answer(contender, workload(untrained, 90, 6, "vocab"))
     assert parity.wrong_scores > 0
-    assert "--score-over level" in contender.notes[0]
+    assert "--score-over level" in contender.notes[1]
 
 
 @pytest.mark.usefixtures("packages")
@@ -202,9 +213,9 @@ def test_what_flashrec_made_do_with_is_said(untrained: BenchModel, monkeypatch: 
     """It falls back on PyTorch in silence; a row's reader must know."""
     monkeypatch.setenv("FAKE_FAULT", "plain")
     notes = measured("flashrec", workload(untrained, 90, 6, "level"))["notes"]
-    assert len(notes) == 4
-    assert all(note.startswith("FlashRec ran without ") for note in notes)
-    assert "sgl-kernel" in notes[0]
+    assert len(notes) == 5
+    assert all(note.startswith("FlashRec ran without ") for note in notes[1:])
+    assert "sgl-kernel" in notes[1]
 
 
 @pytest.mark.usefixtures("packages")
@@ -213,7 +224,7 @@ def test_flashrec_keeps_its_largest_wave(untrained: BenchModel) -> None:
     parity, answer = one_answer(contender, replace(workload(untrained, 90, 3, "level"), users=18))
     assert parity.marks == []
     assert len(answer.codes) == 18
-    assert "16 prompts at a time" in contender.notes[0]
+    assert "16 prompts at a time" in contender.notes[1]
 
 
 @pytest.mark.usefixtures("packages")

@@ -163,7 +163,8 @@ class Vllm(Foreign):
         logits = 3 * 4 * workload.model.spec.vocab_size * min(beam * users, 1024)
         device_bytes = workload.model.bytes * 21 // 20 + kv + logits + 6 * _GIB
         self.notes = [
-            f"its memory includes a pool of about {kv / 1e9:,.1f} GB for keys and values, of which it may use less"
+            "it knows no catalog: what it finds best may be no item (invalid), and then takes the place of one",
+            f"its memory includes a pool of about {kv / 1e9:,.1f} GB for keys and values, of which it may use less",
         ]
         return {"device_bytes": device_bytes}
 
@@ -202,7 +203,12 @@ class FlashRec(Foreign):
         contiguous = bool((np.diff(ids) == 1).all())
         beam, users = workload.search.beam, workload.users
         wave = min(users, _WAVE)
-        self.notes = [f"{wave} prompts at a time, its default"] if wave < users else []
+        self.notes = [
+            "it takes the best 2 W tokens of a level before it looks at the catalog: beams without a child among them "
+            "are lost, so its lists may be short and lack items that the definition finds"
+        ]
+        if wave < users:
+            self.notes.append(f"{wave} prompts at a time, its default")
         if workload.search.score_over != "level":
             self.notes.append(
                 "scores over a level's codes whatever --score-over says: its scores and lists differ as far as the "
