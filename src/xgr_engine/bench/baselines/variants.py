@@ -119,9 +119,10 @@ class NoSharedPrefix(Xgr):
         prompts = list(batch.prompts)
         exclusions = find_dead_nodes(recommender.trie, [np.empty(0, np.int32)] * len(prompts))
         device = recommender.model.device
-        return recommender.launch(
-            ReadyBatch(exclusions, pack_apart(batch, device), DeadNodes.of(exclusions).to(device))
-        )
+        pack, dead = pack_apart(batch, device), DeadNodes.of(exclusions).to(device)
+        # copied in this thread's stream, used in a lane's
+        copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        return recommender.launch(ReadyBatch(exclusions, pack, dead, copied))
 
 
 def pack_apart(batch: Batch, device: torch.device) -> PackedPrompts:
