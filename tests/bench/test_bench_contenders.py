@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from bench_support import CPU, TINY, tiny_model, tiny_workload
 
-from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableError, make_contender
+from xgr_engine.bench import point
+from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableError, RankedSids, make_contender
 from xgr_engine.bench.choices import BenchWishes, choose_options
 from xgr_engine.bench.foreign.packages import Package
+from xgr_engine.bench.measure import interleaved
 from xgr_engine.bench.options import parse_codes, parse_count, preset_options
 from xgr_engine.bench.parity import judge
 from xgr_engine.bench.point import Budget, Row
-from xgr_engine.bench.workloads import random_weights, synthetic_catalog
+from xgr_engine.bench.workloads import Batch, Workload, random_weights, synthetic_catalog
 from xgr_engine.errors import UsageError
 
 EXTERNAL = ("cascade", "flashrec", "vllm")
@@ -113,6 +117,78 @@ def test_a_row_survives_a_contender_that_fails_or_runs_out_of_memory(monkeypatch
     assert engine_row["latency_ms"]["samples"] >= 1
     assert engine_row["parity"]["marks"] == []
     assert engine_row["prompt_tokens_per_s"]["value"] == pytest.approx(engine_row["users_per_s"]["value"] * 13)
+
+
+def test_a_row_ends_soon_after_the_time_limit_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over while one was prepared: not run. Over while one warmed up: one sample. Nobody's figures are lost."""
+    from xgr_engine.bench.baselines import engine, variants
+
+    late = False
+    runs: list[str] = []
+
+    class SlowToWarm(engine.Xgr):
+        name = "xgr-full-sort"
+
+        def run(self, batch: Batch) -> RankedSids:
+            nonlocal late
+            late = True
+            runs.append(self.name)
+            return super().run(batch)
+
+    class SlowToPrepare(engine.Xgr):
+        name = "xgr-eager"
+
+        def available(self, workload: Workload) -> None:
+            nonlocal late
+            late = False  # as if it had come before the one above
+
+        def prepare(self, workload: Workload) -> None:
+            nonlocal late
+            late = True
+
+    monkeypatch.setattr(variants, "FullSort", SlowToWarm)
+    monkeypatch.setattr(variants, "Eager", SlowToPrepare)
+    monkeypatch.setattr(Budget, "over", lambda self: late)
+    monkeypatch.setattr(point, "_load", lambda contender, workload: None)
+    names = ["xgr", "xgr-full-sort", "xgr-eager", "paged"]
+    row = Row(tiny_workload(), names, Budget(0.5, 50), lambda text: None).measure()
+    found = {one["name"]: one for one in row["contenders"]}
+    assert found["xgr"]["latency_ms"]["samples"] == found["xgr-full-sort"]["latency_ms"]["samples"] == 1
+    assert found["xgr-full-sort"]["latency_ms"]["warm_up_runs"] == 1 and len(runs) == 3  # with its answer
+    assert found["xgr-full-sort"]["parity"]["marks"] == []
+    assert found["xgr-eager"]["reason"] == "the time limit was over while it was prepared"
+    assert found["paged"]["reason"] == "the time limit was over"
+
+
+def test_a_contender_that_fails_after_some_samples_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xgr_engine.bench.baselines import engine, variants
+
+    class Tires(engine.Xgr):
+        name = "xgr-full-sort"
+        samples = 0
+
+        def run(self, batch: Batch) -> RankedSids:
+            if len(batch.prompts) == 3 and not warming:
+                Tires.samples += 1
+                if Tires.samples == 3:
+                    raise ValueError("tired")
+            return super().run(batch)
+
+    warming = True
+    measure = interleaved
+
+    def timed(*args: Any, **more: Any) -> dict[str, Exception]:
+        nonlocal warming
+        warming = False
+        return measure(*args, **more)
+
+    monkeypatch.setattr(variants, "FullSort", Tires)
+    monkeypatch.setattr(point, "interleaved", timed)
+    row = Row(tiny_workload(), ["xgr", "xgr-full-sort"], Budget(0.5, 4), lambda text: None).measure()
+    whole, tires = row["contenders"]
+    assert tires["status"] == "ok" and tires["latency_ms"]["samples"] == 2
+    assert any("tired" in note for note in tires["notes"])
+    assert whole["latency_ms"]["samples"] == 4
 
 
 def test_synthetic_catalogs_are_unique_exact_and_reproducible() -> None:

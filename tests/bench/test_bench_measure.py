@@ -101,6 +101,43 @@ def test_even_what_is_over_its_budget_is_measured_once() -> None:
     assert samples["slow"].seconds == [100.0]
 
 
+def test_when_the_time_is_over_nothing_more_is_begun_but_the_first_of_each() -> None:
+    clock, samples = FakeClock(), {"a": Samples(), "b": Samples()}
+
+    def run(number: int) -> None:
+        clock.now += 2.0
+
+    def over() -> bool:
+        return clock.now >= 9.0
+
+    interleaved({"a": run, "b": run}, samples, 1000.0, 50, clock, over)
+    assert samples["a"].seconds == [2.0] * 3
+    assert samples["b"].seconds == [2.0] * 2
+    late = {"a": Samples(), "b": Samples()}
+    interleaved({"a": run, "b": run}, late, 1000.0, 50, clock, over)
+    assert late["a"].seconds == late["b"].seconds == [2.0]
+    assert warm_up(lambda: run(0), 1000.0, clock, over).warm_up == 1
+
+
+def test_one_that_raises_keeps_its_samples_and_the_others_go_on() -> None:
+    clock, samples = FakeClock(), {"good": Samples(), "bad": Samples(), "worse": Samples()}
+
+    def good(number: int) -> None:
+        clock.now += 1.0
+
+    def bad(number: int) -> None:
+        good(number)
+        if number == 2:
+            raise ValueError("a fault")
+
+    def worse(number: int) -> None:
+        raise MemoryError
+
+    lost = interleaved({"worse": worse, "bad": bad, "good": good}, samples, 1000.0, 5, clock)
+    assert {name: type(error) for name, error in lost.items()} == {"bad": ValueError, "worse": MemoryError}
+    assert [len(samples[name].seconds) for name in ("good", "bad", "worse")] == [5, 2, 0]
+
+
 def test_host_peak_sees_memory_that_is_gone_again() -> None:
     with peak_memory(CPU) as peak:
         torch.ones(40_000_000)  # 160 MB

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from bench_support import tiny_workload
 
+from xgr_engine.bench.memory import Peak
 from xgr_engine.bench.online import (
     MOST_USERS,
     Request,
@@ -124,6 +128,62 @@ def test_search_for_the_highest_rate_ends_where_the_limit_holds() -> None:
     none = measure_online(engine, tiny_workload(), impossible, lambda text: None, engine.clock)  # type: ignore[arg-type]
     assert none["rate"] is None
     assert "one user takes" in none["reason"]
+
+
+class Greedy(FixedCost):
+    """Has memory for so many users."""
+
+    def __init__(self, clock: FakeTime, room: int, most: str = "prepare") -> None:
+        super().__init__(clock)
+        self.room, self.most = room, most
+
+    def prepare(self, workload: Workload) -> None:
+        super().prepare(workload)
+        if self.most == "prepare" and workload.users > self.room:
+            raise MemoryError
+
+    def run(self, batch: Batch) -> None:
+        super().run(batch)
+        if len(batch.prompts) > self.room:
+            raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("room", "prepared"), [(64, [8, 64]), (40, [8, 64, 32]), (15, [8, 64, 32, 16, 8]), (2, [8, 4, 2, 3, 2])]
+)
+@pytest.mark.parametrize("most", ["prepare", "run"])
+def test_users_that_do_not_fit_cost_no_set_up_of_what_is_known(room: int, prepared: list[int], most: str) -> None:
+    """Times of small batches are taken once: what did not fit is prepared smaller, and nothing else is done again."""
+    engine = Greedy(FakeTime(), room, most)
+    trials = Trials(200.0, 20, 0.1)
+    found = measure_online(engine, tiny_workload(), trials, lambda text: None, engine.clock)  # type: ignore[arg-type]
+    assert engine.prepared == prepared
+    assert found["rate"] and found["largest_batch"] == prepared[-1]
+
+
+def test_memory_of_small_batches_says_how_many_users_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not half of what failed: 8 users take 8 GiB, 15 are free, a tenth stays free: 13 fit, and 12 fill a shape."""
+    from xgr_engine.bench import online
+
+    engine = Greedy(FakeTime(), 41)
+
+    @contextlib.contextmanager
+    def eight_gigabytes(device: object) -> Iterator[Peak]:
+        yield Peak(device_before=0, device=8 << 30)
+
+    monkeypatch.setattr(online, "peak_memory", eight_gigabytes)
+    monkeypatch.setattr(online, "free_device_bytes", lambda device: 15 << 30)
+    trials = Trials(200.0, 20, 0.1)
+    found = measure_online(engine, tiny_workload(), trials, lambda text: None, engine.clock)  # type: ignore[arg-type]
+    assert engine.prepared == [8, 64, 12] and found["largest_batch"] == 12
+
+
+def test_one_user_that_does_not_fit_is_out_of_memory() -> None:
+    engine = Greedy(FakeTime(), 0)
+    with pytest.raises(MemoryError):
+        trials = Trials(200.0, 20, 0.1)
+        measure_online(engine, tiny_workload(), trials, lambda text: None, engine.clock)  # type: ignore[arg-type]
+    assert engine.prepared == [8, 4, 2, 1]
 
 
 def test_trials_are_long_enough_for_a_tail() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from xgr_engine.bench.baselines.external import FlashRec, Foreign, Vllm
 from xgr_engine.bench.foreign.packages import FLASHREC, VLLM, installed_packages
-from xgr_engine.bench.foreign.process import Process, visible
+from xgr_engine.bench.foreign.process import Process, end_all, new_folder, visible
 from xgr_engine.bench.geometries import Geometry
 from xgr_engine.bench.machine import describe_machine
 from xgr_engine.bench.measure import Samples, interleaved
@@ -289,6 +290,61 @@ def test_an_engine_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(XgrError, match="no answer in 3 s"):
         Process(sys.executable, "vllm", {}, start_s=3.0)
+
+
+def test_the_time_limit_ends_an_engine_that_starts(
+    model: BenchModel, packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may take minutes to start; the limit of the run is seconds. The others keep their figures."""
+    hanging = tmp_path / "hanging" / "vllm"
+    hanging.mkdir(parents=True)
+    (hanging / "__init__.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(hanging.parent), str(packages)]))
+    asked = workload(model, 90, 3)
+    row = Row(asked, ["xgr", "vllm"], Budget(0.02, 2), lambda text: None)
+    ready = row._warm
+
+    def warm(contender, found) -> None:
+        ready(contender, found)
+        row.budget = replace(row.budget, deadline=time.monotonic() + 2.0)
+
+    monkeypatch.setattr(row, "_warm", warm)
+    begin = time.monotonic()
+    first, second = row.measure()["contenders"]
+    assert time.monotonic() - begin < 60.0
+    assert first["status"] == "ok"
+    assert (second["status"], second["reason"]) == ("not run", "the time limit was over while it started")
+
+
+def test_what_an_engine_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own children too, and the checkpoint, wherever the run was stopped."""
+    (tmp_path / "vllm").mkdir()
+    child = tmp_path / "child"
+    (tmp_path / "vllm" / "__init__.py").write_text(
+        "import pathlib, subprocess, time\n"
+        f"child = subprocess.Popen(['sleep', '600'])\npathlib.Path({str(child)!r}).write_text(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = new_folder()
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupted(self: Process, seconds: float) -> bytes:
+        while not (child.exists() and child.read_text()):
+            time.sleep(0.05)
+        raise Interrupted
+
+    monkeypatch.setattr(Process, "_read_line", interrupted)
+    begin = time.monotonic()
+    with pytest.raises(Interrupted):
+        Process(sys.executable, "vllm", {})
+    assert time.monotonic() - begin < 15.0, "nobody waits for it to end by itself"
+    end_all()
+    assert not folder.exists()
+    state = Path("/proc") / child.read_text() / "stat"
+    assert not state.exists() or ") Z" in state.read_text()
 
 
 def test_an_engine_sees_our_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

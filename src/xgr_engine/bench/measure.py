@@ -64,8 +64,21 @@ class Samples:
         }
 
 
-def warm_up(run: Callable[[], object], budget_s: float, clock: Callable[[], float] = time.perf_counter) -> Samples:
+def _in_time() -> bool:
+    """No limit."""
+    return False
+
+
+def warm_up(
+    run: Callable[[], object],
+    budget_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+    over: Callable[[], bool] = _in_time,
+) -> Samples:
     """Run until the last three runs lie within 5 % of their median, or the budget is spent; at least once.
+
+    Args:
+        over: whether no further run may begin.
 
     Returns:
         Samples without any sample, holding the number of warm-up runs and whether they became stable.
@@ -79,7 +92,7 @@ def warm_up(run: Callable[[], object], budget_s: float, clock: Callable[[], floa
         last = taken[-3:]
         middle = float(np.median(last))
         stable = len(taken) > 3 and max(last) - min(last) <= _STABLE * middle
-        if stable or clock() - begin + middle > budget_s:
+        if stable or clock() - begin + middle > budget_s or over():
             return Samples(warm_up=len(taken), stable=stable)
 
 
@@ -89,7 +102,8 @@ def interleaved(
     budget_s: float,
     max_repeats: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> None:
+    over: Callable[[], bool] = _in_time,
+) -> dict[str, Exception]:
     """Time the runs in rounds A B C, A B C, ..., so that drift of the machine meets everybody alike.
 
     Each gets at least one sample, and a further one while its samples so far and the next fit its budget.
@@ -98,15 +112,29 @@ def interleaved(
         runs: called with the number of the round; one that has a clock of its own (in another process, say) returns
             the seconds that count.
         samples: where the seconds go.
+        over: whether no further sample may be begun, except everybody's first.
+
+    Returns:
+        What stopped those that raised; they keep the samples that they have, and the others go on.
     """
     waiting = list(runs)
+    lost: dict[str, Exception] = {}
     for number in range(max_repeats):
         for name in waiting:
+            if number and over():
+                return lost
             start = clock()
-            own = runs[name](number)
-            samples[name].seconds.append(clock() - start if own is None else own)
-        waiting = [
-            name for name in waiting if sum(samples[name].seconds) + float(np.median(samples[name].seconds)) <= budget_s
-        ]
+            try:
+                own = runs[name](number)
+            except Exception as error:
+                lost[name] = error.with_traceback(None)  # whose frames would keep what the run had allocated
+            else:
+                samples[name].seconds.append(clock() - start if own is None else own)
+        waiting = [name for name in waiting if name not in lost and _another_fits(samples[name].seconds, budget_s)]
         if not waiting:
-            return
+            break
+    return lost
+
+
+def _another_fits(seconds: Sequence[float], budget_s: float) -> bool:
+    return sum(seconds) + float(np.median(seconds)) <= budget_s

@@ -57,6 +57,11 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         peak.host = _status("VmHWM") if reset else None
 
 
+def free_device_bytes(device: torch.device) -> int | None:
+    """Bytes of a GPU that nobody has; None where the device is none."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
 def free_memory(device: torch.device) -> None:
     """Give back what nobody holds any more, to the device and to the system."""
     gc.collect()

@@ -12,16 +12,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from xgr_engine.bench.baselines.base import Contender
 from xgr_engine.bench.cost import rows_a_level
+from xgr_engine.bench.memory import free_device_bytes, free_memory, peak_memory
 from xgr_engine.bench.workloads import Batch, Prompt, Workload
+from xgr_engine.xschedule.engines import is_out_of_memory
 from xgr_engine.xschedule.online import OnlineScheduler
 from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
+T = TypeVar("T")
 Note = Callable[[str], None]
 MOST_USERS = 64  # of a batch; larger ones bring nothing under a limit of a fraction of a second
 _PROBED_USERS = 8
@@ -267,33 +270,77 @@ def measure_online(
     Args:
         contender: not prepared; it is when this returns or raises, and the caller releases it.
         workload: its number of users is of no account.
-        most_users: of a batch, where memory allows no more.
+        most_users: of a batch; fewer where memory allows no more. What was learnt at a size that did not fit is kept:
+            only the batch gets smaller.
 
     Returns:
         :func:`highest_rate`, the largest batch, and how far the latency model's predictions were off.
     """
     clock = clock or WallClock()
-    fixed_shapes = workload.model.device.type == "cuda"
-    probed = min(_PROBED_USERS, most_users)
-    contender.prepare(replace(workload, users=probed))
-    alone_ms = batch_ms(contender, workload, 1, clock)
+    device = workload.model.device
+    ready_for = 0
+    fitted, own = 0, None  # users whose batches were probed, and the bytes that they took on the device
+
+    def prepare(users: int) -> None:
+        nonlocal ready_for
+        if ready_for:
+            contender.release()
+        ready_for = 0
+        contender.prepare(replace(workload, users=users))
+        ready_for = users
+
+    def probe(users: int) -> tuple[float, float]:
+        nonlocal own, fitted
+        with peak_memory(device) as peak:
+            prepare(users)
+            alone_ms = batch_ms(contender, workload, 1, clock)
+            together_ms = batch_ms(contender, workload, users, clock) if alone_ms <= trials.slo_ms else 0.0
+        own, fitted = peak.device_own, users
+        return alone_ms, together_ms
+
+    def serve(users: int) -> dict[str, Any]:
+        if users > ready_for:
+            prepare(users)
+        server = Server(contender, workload, users, trials.slo_ms, clock, fixed_shapes=device.type == "cuda")
+        server.warm_up()
+        largest_ms = batch_ms(contender, workload, users, clock)
+        capacity = max(size / ms for size, ms in ((1, alone_ms), (users, largest_ms))) * 1e3
+        found = highest_rate(server, capacity, trials, note, deadline)
+        latency_model = server.scheduler.latency.report()
+        return {"largest_batch": users, "batch_ms": largest_ms, **found, "latency_model": latency_model}
+
+    def smaller(users: int) -> int:
+        """After running out of memory: half, or what fits by the memory of the probed batches."""
+        nonlocal ready_for, most_users
+        contender.release()
+        ready_for, most_users = 0, users - 1
+        free_memory(device)
+        fits = max(users // 2, fitted if fitted < users else 0)
+        if own and (free := free_device_bytes(device)) is not None:
+            fits = free * fitted * 9 // (own * 10)
+        less = filling(int(np.clip(fits, 1, users - 1)))
+        note(f"    {users} users do not fit in memory, next: {less}")
+        return less
+
+    probed, (alone_ms, together_ms) = _within_memory(min(_PROBED_USERS, most_users), probe, smaller)
     if alone_ms > trials.slo_ms:
         why = f"one user takes {alone_ms:,.0f} ms"
         return {"slo_ms": trials.slo_ms, "rate": None, "p99_ms": None, "reason": why, "trials": []}
-    together_ms = batch_ms(contender, workload, probed, clock)
     users = min(most_users, users_within(alone_ms, together_ms, probed, trials.slo_ms))
-    if users > probed:
-        contender.release()
-        contender.prepare(replace(workload, users=users))
-    server = Server(contender, workload, users, trials.slo_ms, clock, fixed_shapes=fixed_shapes)
-    server.warm_up()
-    largest_ms = batch_ms(contender, workload, users, clock)
-    capacity = max(size / ms for size, ms in ((1, alone_ms), (users, largest_ms))) * 1e3
-    found = highest_rate(server, capacity, trials, note, deadline)
-    return {
-        "slo_ms": trials.slo_ms,
-        "largest_batch": users,
-        "batch_ms": largest_ms,
-        **found,
-        "latency_model": server.scheduler.latency.report(),
-    }
+    _, found = _within_memory(users, serve, smaller)
+    return {"slo_ms": trials.slo_ms, **found}
+
+
+def _within_memory(users: int, attempt: Callable[[int], T], smaller: Callable[[int], int]) -> tuple[int, T]:
+    """An attempt with so many users, or with as few as memory takes, and how many these are.
+
+    Raises:
+        torch.OutOfMemoryError: one user is too many.
+    """
+    while True:
+        try:
+            return users, attempt(users)
+        except Exception as error:
+            if users == 1 or not is_out_of_memory(error):
+                raise
+        users = smaller(users)  # outside the handler: the exception holds what the attempt had allocated

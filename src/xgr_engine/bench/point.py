@@ -32,6 +32,10 @@ class Budget:
     max_repeats: int
     deadline: float = float("inf")
 
+    def over(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() > self.deadline
+
 
 @dataclass
 class Measured:
@@ -115,23 +119,18 @@ class Row:
         """Prepare, warm up and answer. What does not fit beside the others is measured alone."""
         found, too_large = self.measured[name], False
         try:
-            contender = make_contender(name)
+            contender = make_contender(name, self.budget.deadline)
             found.what = contender.what
             if reason := contender.available(self.workload):
-                found.status, found.reason = "not run", reason
-                return
-            if self._ready and time.monotonic() > self.budget.deadline:
-                found.status, found.reason = "not run", "the time limit was over"
-                return
+                raise NotAvailableError(reason)
+            if self._late(name):
+                raise NotAvailableError("the time limit was over")
             self._warm(contender, found)
             self._ready[name] = contender
-        except NotAvailableError as error:
-            found.status, found.reason = "not run", ": ".join(part for part in (error.what, error.hint) if part)
         except Exception as error:
-            if not is_out_of_memory(error):
-                found.status, found.reason = "failed", _one_line(error)
-                return
-            too_large = True
+            too_large = is_out_of_memory(error)
+            if not too_large:
+                _failed(found, error)
         if too_large:  # outside the handler: the exception holds what the failed run had allocated
             self._alone(name)
 
@@ -142,22 +141,33 @@ class Row:
         for other in others:
             self._ready.pop(other).release()
         free_memory(self.workload.model.device)
-        contender = make_contender(name)
+        contender = make_contender(name, self.budget.deadline)
         try:
             self._warm(contender, found)
             self._ready[name] = contender
             found.alone = True
             self._time([name])
         except Exception as error:
-            oom = is_out_of_memory(error)
-            found.status, found.reason = ("out of memory", "") if oom else ("failed", _one_line(error))
+            _failed(found, error)
         self._ready.pop(name, None)
         contender.release()
         free_memory(self.workload.model.device)
         for other in others:
-            self._ready[other] = make_contender(other)
-            self._ready[other].prepare(self.workload)
-            self._ready[other].run(self._batches[0])
+            self._again(other)
+
+    def _again(self, name: str) -> None:
+        """Prepare once more one that was ready, and made room."""
+        self._ready[name] = make_contender(name, self.budget.deadline)
+        try:
+            self._ready[name].prepare(self.workload)
+            self._ready[name].run(self._batches[0])
+        except Exception as error:
+            self._ready.pop(name).release()
+            _failed(self.measured[name], error)
+
+    def _late(self, name: str) -> bool:
+        """Whether the time limit is over for it. The first of a row is measured in any case."""
+        return self.budget.over() and name != next(iter(self.measured))
 
     def _warm(self, contender: Contender, found: Measured) -> None:
         """Warm up, and take the answer that will be compared. What fails leaves nothing behind, no process either."""
@@ -176,6 +186,8 @@ class Row:
         free_memory(device)
         with peak_memory(device) as whole:
             contender.prepare(workload)
+        if self._late(found.name):
+            raise NotAvailableError("the time limit was over while it was prepared")
         peaks: list[Peak] = []
 
         def run() -> None:
@@ -183,7 +195,7 @@ class Row:
                 contender.run(self._batches[0])
             peaks.append(peak)
 
-        found.samples = warm_up(run, self.budget.seconds)
+        found.samples = warm_up(run, self.budget.seconds, over=self.budget.over)
         # of the last run alone: what preparing tried and gave back does not count, what it kept does
         found.peak = replace(peaks[-1], device_before=whole.device_before, host_before=whole.host_before)
         if (own_peak := getattr(contender, "own_peak", None)) is not None:
@@ -208,14 +220,17 @@ class Row:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         runs = {name: runner(self._ready[name]) for name in names if self._ready[name]}
-        interleaved(
-            runs, {name: self.measured[name].samples for name in runs}, self.budget.seconds, self.budget.max_repeats
-        )
+        budget, samples = self.budget, {name: self.measured[name].samples for name in runs}
+        lost = interleaved(runs, samples, budget.seconds, budget.max_repeats, over=budget.over)
         for name in runs:
             contender, found = self._ready[name], self.measured[name]
             latency = quantile(found.samples.seconds, 50)
-            assert latency is not None
-            if isinstance(contender, OneAtATime) or device.type == "cpu":
+            if latency is None:
+                _failed(found, lost[name])
+                continue
+            if name in lost:
+                found.notes.append(f"no further samples: {_one_line(lost[name])}")
+            if name in lost or isinstance(contender, OneAtATime) or device.type == "cpu":
                 found.rate, found.rate_from = latency.inverse(self.workload.users), "median latency"
             else:
                 found.rate, found.rate_from = self._overlapped_rate(contender, latency)
@@ -227,19 +242,19 @@ class Row:
         try:
             return self._rate(contender, latency.value), "batches in flight"
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
+            reason = "no memory for batches in flight" if is_out_of_memory(error) else _one_line(error)
         free_memory(self.workload.model.device)
-        return latency.inverse(self.workload.users), "median latency: no memory for batches in flight"
+        return latency.inverse(self.workload.users), f"median latency: {reason}"
 
     def _rate(self, contender: Contender, latency: float) -> Estimate:
-        """Users a second over runs of many batches."""
-        count = max(3, min(50, int(self.budget.seconds / _ROUNDS_OF_THROUGHPUT / latency)))
+        """Users a second over runs of many batches; of few when the time is over."""
+        late = self.budget.over()
+        count = 3 if late else max(3, min(50, int(self.budget.seconds / _ROUNDS_OF_THROUGHPUT / latency)))
         batches = [self._batches[number % len(self._batches)] for number in range(count)]
         for _answer in contender.run_many(batches[:3]):  # the first overlap makes buffers and graphs
             pass
         rates = []
-        for _ in range(_ROUNDS_OF_THROUGHPUT):
+        for _ in range(1 if late else _ROUNDS_OF_THROUGHPUT):
             start = time.perf_counter()
             for _answer in contender.run_many(batches):
                 pass
@@ -338,6 +353,16 @@ def _load(contender: Contender, workload: Workload) -> None:
     contender.prepare(small)
     contender.run(small.batch(0))
     contender.release()
+
+
+def _failed(found: Measured, error: Exception) -> None:
+    """Why a contender has no figures."""
+    if isinstance(error, NotAvailableError):
+        found.status, found.reason = "not run", ": ".join(part for part in (error.what, error.hint) if part)
+    elif is_out_of_memory(error):
+        found.status, found.reason = "out of memory", ""
+    else:
+        found.status, found.reason = "failed", _one_line(error)
 
 
 def _one_line(error: BaseException) -> str:

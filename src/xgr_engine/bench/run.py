@@ -21,7 +21,7 @@ from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.machine import Watch, describe_machine, measure_ceilings
 from xgr_engine.bench.memory import free_memory
-from xgr_engine.bench.online import MOST_USERS, Trials, measure_online
+from xgr_engine.bench.online import Trials, measure_online
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import phase_times, timeline
 from xgr_engine.bench.point import Budget, Row
@@ -279,28 +279,29 @@ class Bench:
         for name in options.online_contenders:
             entry: Record = {"contender": name, "model": model.name, "context": workload.context, "beam": beam}
             self.caller.note(f"  {name}")
-            entry |= self._one_online(name, workload)
+            if self._budget.over() and name != options.online_contenders[0]:
+                entry |= {"status": "not run", "reason": "the time limit was over", "rate": None}
+            else:
+                entry |= self._one_online(name, workload)
             self.record["online"].append(entry)
 
     def _one_online(self, name: str, workload: Workload) -> Record:
-        contender = make_contender(name)
+        contender = make_contender(name, self._budget.deadline)
         if reason := contender.available(workload):
             return {"status": "not run", "reason": reason, "rate": None}
         trials = Trials(self.options.slo_ms, self.options.online_requests, self.options.online_trial_s)
-        most, note, deadline = MOST_USERS, self.caller.note, self._budget.deadline
-        while True:
-            try:
-                found = measure_online(contender, workload, trials, note, deadline=deadline, most_users=most)
-                return {"status": "ok", **found}
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            finally:
-                contender.release()
-                free_memory(self.device)
-            if most == 1:
-                return {"status": "out of memory", "rate": None}
-            most //= 2
+        try:
+            found = measure_online(contender, workload, trials, self.caller.note, deadline=self._budget.deadline)
+        except NotAvailableError as error:
+            return {"status": "not run", "reason": error.what, "rate": None}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return {"status": "out of memory", "rate": None}
+        finally:
+            contender.release()
+            free_memory(self.device)
+        return {"status": "ok", **found}
 
 
 def run_bench(options: BenchOptions, device: torch.device, caller: BenchCaller) -> Record:

@@ -93,7 +93,13 @@ class Contender(Protocol):
 
 
 class OneAtATime:
-    """``run_many`` of a contender that overlaps nothing."""
+    """``run_many`` of a contender that overlaps nothing.
+
+    Attributes:
+        deadline: of ``time.monotonic``; one that takes minutes to start gives up then, with NotAvailableError.
+    """
+
+    deadline: float = float("inf")
 
     def run(self, batch: Batch) -> RankedSids:
         """Of the contender."""
@@ -141,8 +147,8 @@ REGISTRY: dict[str, Entry] = {
 BASELINES = ("hf", "hf-fast", "paged", "paper", "cascade", "flashrec", "vllm")
 
 
-def make_contender(name: str) -> Contender:
-    """The contender of that name.
+def make_contender(name: str, deadline: float = float("inf")) -> Contender:
+    """The contender of that name, and its deadline where it has one (:class:`OneAtATime`).
 
     Raises:
         UsageError: no such name.
@@ -156,4 +162,6 @@ def make_contender(name: str) -> Contender:
     except (ImportError, AttributeError) as error:
         raise NotAvailableError(f"{name} cannot be loaded: {error}", hint=entry.how_to_get) from error
     contender: Contender = factory()
+    if isinstance(contender, OneAtATime):
+        contender.deadline = deadline
     return contender

@@ -7,8 +7,6 @@ around the engine's call alone, and memory is all that their allocator holds, we
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +17,7 @@ from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, Ranke
 from xgr_engine.bench.baselines.hf import codes_of_tokens
 from xgr_engine.bench.baselines.hf_weights import write_checkpoint
 from xgr_engine.bench.foreign.packages import FLASHREC, VLLM, Package
-from xgr_engine.bench.foreign.process import Answer, Process
+from xgr_engine.bench.foreign.process import Answer, Process, new_folder, remove_folder
 from xgr_engine.bench.memory import Peak
 from xgr_engine.bench.workloads import Batch, Workload
 from xgr_engine.models.packing import PackedPrompts
@@ -76,7 +74,7 @@ class Foreign(OneAtATime):
         """Write the checkpoint, and start the process over it."""
         self.release()
         self._workload = workload
-        self._folder = Path(tempfile.mkdtemp(prefix="xgr-bench-"))
+        self._folder = new_folder()
         try:
             self._process = self._started(workload, self._folder)
         except BaseException:
@@ -97,7 +95,8 @@ class Foreign(OneAtATime):
         }
         device = workload.model.device
         gpu = device.index or 0 if device.type == "cuda" else None
-        return Process(self.package.python, self.name, common | self.settings(workload, folder), gpu=gpu)
+        settings = common | self.settings(workload, folder)
+        return Process(self.package.python, self.name, settings, gpu=gpu, deadline=self.deadline)
 
     def run(self, batch: Batch) -> RankedSids:
         """One batch through the pipe."""
@@ -134,7 +133,7 @@ class Foreign(OneAtATime):
         if self._process is not None:
             self._process.stop()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
         self._process = self._folder = self._workload = self._answer = None
 
 

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import select
+import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -15,11 +17,13 @@ from typing import Any
 
 import torch
 
+from xgr_engine.bench.baselines.base import NotAvailableError
 from xgr_engine.errors import XgrError
 
 WORKER = Path(__file__).with_name("worker.py")
 START_S = 1800.0  # an engine compiles kernels and captures graphs when it starts
 ANSWER_S = 900.0
+LATE_S = 60.0  # a batch that was begun may end so much after the time limit
 _STOP_S = 20.0
 _SHOWN_LINES = 3
 _LOG_BYTES = 4096
@@ -52,6 +56,35 @@ def visible(gpu: int) -> str:
     return ours[gpu].strip() if gpu < len(ours) and ours[gpu].strip() else str(gpu)
 
 
+class _NoAnswerError(XgrError):
+    """It took too long."""
+
+
+_running: set[Process] = set()
+_folders: set[Path] = set()
+
+
+def new_folder() -> Path:
+    """A temporary directory for a checkpoint; :func:`remove_folder` or :func:`end_all` takes it away."""
+    folder = Path(tempfile.mkdtemp(prefix="xgr-bench-"))
+    _folders.add(folder)
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """With all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    _folders.discard(folder)
+
+
+def end_all() -> None:
+    """For a run that was stopped wherever it was: no process and no checkpoint is left."""
+    for process in tuple(_running):
+        process.kill()
+    for folder in tuple(_folders):
+        remove_folder(folder)
+
+
 class Process:
     """An engine in a process of its own, ready for batches.
 
@@ -59,8 +92,10 @@ class Process:
         python: interpreter that has the engine.
         engine, settings: as the worker knows them.
         gpu: number of the GPU that it shall see alone; None: whatever this process sees.
+        deadline: of ``time.monotonic``: when it must have started.
 
     Raises:
+        NotAvailableError: the deadline came first.
         torch.OutOfMemoryError: it did not fit into memory.
         XgrError: it did not start, with what it said.
     """
@@ -73,8 +108,10 @@ class Process:
         *,
         gpu: int | None = None,
         start_s: float = START_S,
+        deadline: float = float("inf"),
     ) -> None:
         self._engine = engine
+        self._deadline = deadline
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._pending = b""
         self._process = subprocess.Popen(
@@ -83,17 +120,19 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=_QUIET | dict(os.environ) | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible(gpu)}),
+            start_new_session=True,  # a Ctrl-C is ours to handle, and a group ends with all that it started
         )
+        _running.add(self)
         try:
-            ready = self._ask({"engine": engine, "settings": settings}, start_s)
+            ready = self._ask({"engine": engine, "settings": settings}, start_s, "while it started")
         except BaseException:
             self.stop()
             raise
         self.host_before: int | None = ready["host_before"]
 
     def run(self, prompts: list[list[int]]) -> Answer:
-        """Compute one batch. Raises as the constructor."""
-        return Answer(**self._ask({"prompts": prompts}, ANSWER_S))
+        """Compute one batch. Raises as the constructor; the deadline is later by LATE_S seconds."""
+        return Answer(**self._ask({"prompts": prompts}, ANSWER_S, "before it answered", LATE_S))
 
     def stop(self) -> None:
         """End the process: its requests end, and where it does not leave then, it is killed."""
@@ -103,19 +142,38 @@ class Process:
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            pass
+        finally:
+            self.kill()
             self._process.wait()
+            _running.discard(self)
         self._process.stdout.close()
         self._log.close()
 
-    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def kill(self) -> None:
+        """End the process and all that it started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _ask(self, request: dict[str, Any], most: float, when: str, late: float = 0.0) -> dict[str, Any]:
+        """An answer within ``most`` seconds, and within ``late`` seconds after the deadline."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise XgrError(f"{self._engine}: its process has ended", why=self._last_words()) from error
-        answer: dict[str, Any] = json.loads(self._read_line(seconds))
+        left = max(0.0, self._deadline - time.monotonic() + late)
+        try:
+            line = self._read_line(min(most, left))
+        except _NoAnswerError as error:
+            if left < most:
+                raise NotAvailableError(f"the time limit was over {when}", why=error.why) from error
+            raise
+        except BaseException:
+            self.kill()  # stopped in the middle: nobody waits for what it computes
+            raise
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             if answer["out_of_memory"]:
                 raise torch.OutOfMemoryError(f"{self._engine}: {answer['error']}")
@@ -129,8 +187,8 @@ class Process:
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                self._process.kill()  # a late answer must not be taken for that of another batch
-                raise XgrError(f"{self._engine}: no answer in {seconds:,.0f} s", why=self._last_words())
+                self.kill()  # a late answer must not be taken for that of another batch
+                raise _NoAnswerError(f"{self._engine}: no answer in {seconds:,.0f} s", why=self._last_words())
             part = os.read(pipe, 1 << 20)
             if not part:
                 raise XgrError(f"{self._engine}: its process has ended: {self._last_words()}")
