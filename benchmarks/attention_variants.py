@@ -24,9 +24,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from isolation import Job, run_isolated  # noqa: E402
-from kernel_cases.attention import TOLERANCE, Inputs, Shape, check, folded_cudnn_ms  # noqa: E402
-from timing import capture, relative_error, span_ms  # noqa: E402
+from kernel_cases.attention import CUDA, MOST_LAYERS, TOLERANCE, call, check, folded_cudnn_ms  # noqa: E402
+from timing import capture, span_ms  # noqa: E402
 
+from xgr_engine.bench.kernels.decode_layer import DecodeShape, Layer, cold_layers  # noqa: E402
 from xgr_engine.xattention.triton import AttentionTiles, choose_tiles  # noqa: E402
 
 AUTOMATIC = AttentionTiles(128, 128, stages=2, hopper=True)
@@ -36,42 +37,42 @@ CANDIDATES: dict[str, AttentionTiles] = {
     "plain w8 128x64": AttentionTiles(128, 64, 8, 3),
 }
 PARTS = 4  # processes a candidate: its cases are compiled side by side
-TIMED = [Shape(1000, 8, 256), Shape(5000, 32, 512), Shape(5000, 8, 256), Shape(1000, 8, 512), Shape(1000, 1, 256)]
-HARD = [
-    Shape(1000, 3, 333),
-    Shape(0, 2, 65),
-    Shape(1000, 2, 256, own=1),
-    Shape(128, 2, 64, own=0),
-    Shape(300, 2, 100, heads=4, kv_heads=4, own=3),
+TIMED = [
+    DecodeShape(1000, 8, 256),
+    DecodeShape(5000, 32, 512),
+    DecodeShape(5000, 8, 256),
+    DecodeShape(1000, 8, 512),
+    DecodeShape(1000, 1, 256),
 ]
-HARDER = [Shape(300, 2, 100, heads=12, kv_heads=4, own=3), Shape(4097, 1, 127, heads=32, dim=64)]
+HARD = [
+    DecodeShape(1000, 3, 333),
+    DecodeShape(0, 2, 65),
+    DecodeShape(1000, 2, 256, own=1),
+    DecodeShape(128, 2, 64, own=0),
+    DecodeShape(300, 2, 100, heads=4, kv_heads=4, own=3),
+]
+HARDER = [DecodeShape(300, 2, 100, heads=12, kv_heads=4, own=3), DecodeShape(4097, 1, 127, heads=32, dim=64)]
 
 
 def few_programs(own: int, beams: int, tiles: AttentionTiles) -> float:
     """Error of one user's split call: a cache far larger than the prompt and more prompt starts than users."""
-    inputs = Inputs.random(Shape(1000, 1, max(beams, 256), own=own), torch.bfloat16, 5, ragged=False)
+    layer = Layer.random(DecodeShape(1000, 1, max(beams, 256), own=own), CUDA, seed=5)
     room = 20000
-    cache_k, cache_v = (torch.full((room, 8, 128), torch.nan, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    cache_k[:1000], cache_v[:1000] = inputs.prompt_k, inputs.prompt_v
-    starts = torch.tensor([0, 1000, room, room, room], dtype=torch.int32, device="cuda")
-    wide = replace(
-        inputs,
-        q=inputs.q[:, :beams],
-        prompt_k=cache_k,
-        prompt_v=cache_v,
-        prompt_start=starts,
-        ancestors=inputs.ancestors[:, :beams].contiguous(),
-    )
-    out = wide.call(tiles)
+    cache_k, cache_v = (torch.full((room, 8, 128), torch.nan, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    cache_k[:1000], cache_v[:1000] = (prompt[:1000] for prompt in layer.pool)
+    starts = torch.tensor([0, 1000, room, room, room], dtype=torch.int32, device=CUDA)
+    ancestors = layer.ancestors[:, :beams].contiguous()
+    wide = replace(layer, q=layer.q[:, :beams], pool=(cache_k, cache_v), start=starts, ancestors=ancestors)
+    out = call(wide, tiles)
     torch.cuda.synchronize()
-    return relative_error(out, wide.expected())
+    return wide.error(out, most_beams=beams)
 
 
 def repeats_itself(tiles: AttentionTiles) -> float:
     """0 when a call gives the same bits every time, which a race would not; infinity otherwise."""
-    inputs = Inputs.random(HARD[0], torch.bfloat16, 7, ragged=False)
-    first = inputs.call(tiles)
-    return 0.0 if all(torch.equal(first, inputs.call(tiles)) for _ in range(50)) else float("inf")
+    layer = Layer.random(HARD[0], CUDA, seed=7)
+    first = call(layer, tiles)
+    return 0.0 if all(torch.equal(first, call(layer, tiles)) for _ in range(50)) else float("inf")
 
 
 def cases(tiles: AttentionTiles) -> list[tuple[str, Callable[[], float]]]:
@@ -80,17 +81,17 @@ def cases(tiles: AttentionTiles) -> list[tuple[str, Callable[[], float]]]:
     shapes = HARD + (HARDER if tiles.hopper else [])
     owns = (0, 1, 2) if tiles == AUTOMATIC else (2,)
     return [
-        *((str(shape), partial(check, shape, tiles, torch.bfloat16)) for shape in shapes),
-        (f"{HARD[0]} /4", partial(check, HARD[0], cut, torch.bfloat16)),
+        *((str(shape), partial(check, shape, tiles)) for shape in shapes),
+        (f"{HARD[0]} /4", partial(check, HARD[0], cut)),
         *((f"one user A{own} /4", partial(few_programs, own, 256, cut)) for own in owns),
         ("repeated", partial(repeats_itself, tiles)),
         *((f"{shape}, compiled", partial(called, tiles, shape)) for shape in TIMED),
     ]
 
 
-def called(tiles: AttentionTiles, shape: Shape) -> float:
+def called(tiles: AttentionTiles, shape: DecodeShape) -> float:
     """0 once a timed shape was called: its kernel now lies in Triton's cache."""
-    Inputs.random(shape, torch.bfloat16, 0, ragged=False).call(for_shape(tiles, shape))
+    call(Layer.random(shape, CUDA), for_shape(tiles, shape))
     torch.cuda.synchronize()
     return 0.0
 
@@ -106,21 +107,18 @@ def examine_one_row() -> list[tuple[str, float]]:
     return [(f"one row A0 /{tiles.splits}", few_programs(0, 1, tiles)), ("one row A2", few_programs(2, 1, tiles))]
 
 
-def for_shape(tiles: AttentionTiles, shape: Shape) -> AttentionTiles:
+def for_shape(tiles: AttentionTiles, shape: DecodeShape) -> AttentionTiles:
     programs = -(-shape.beams * shape.heads // shape.kv_heads // tiles.rows) * shape.kv_heads * shape.users
     return replace(tiles, splits=max(1, 132 // programs))
 
 
-def measure(shape: Shape, names: list[str], seconds: float) -> tuple[dict[str, float], float]:
+def measure(shape: DecodeShape, names: list[str], seconds: float) -> tuple[dict[str, float], float]:
     """Median milliseconds by candidate, and TFLOP/s of a matrix product in between."""
-    kv_bytes = 4 * shape.users * shape.context * shape.kv_heads * shape.dim
-    inputs = [
-        Inputs.random(shape, torch.bfloat16, s, ragged=False) for s in range(max(2, min(28, int(2.5e8 // kv_bytes))))
-    ]
+    layers = cold_layers(shape, CUDA, MOST_LAYERS)
     graphs = {}
     for name in names:
         tiles = for_shape(CANDIDATES[name], shape)
-        graphs[name] = capture([lambda i=i, t=tiles: i.call(t) for i in inputs])
+        graphs[name] = capture([partial(call, layer, tiles) for layer in layers])
     a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     matmul = capture([lambda: a @ b] * 8)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -129,7 +127,7 @@ def measure(shape: Shape, names: list[str], seconds: float) -> tuple[dict[str, f
     while time.perf_counter() - begin < seconds or len(product) < 3:
         product.append(span_ms(matmul.replay, 8, 0.05))
         for name, graph in graphs.items():
-            times[name].append(span_ms(graph.replay, len(inputs), 0.05))
+            times[name].append(span_ms(graph.replay, len(layers), 0.05))
         names.append(names.pop(0))
         graphs = {name: graphs[name] for name in names}
     rate = 2 * 4096**3 / statistics.median(product) / 1e9
@@ -161,7 +159,7 @@ def main() -> int:
         times, rate = measure(shape, list(names), args.seconds / len(TIMED))
         table.append((shape, times, folded_cudnn_ms(shape, 2)))
         rates.append(rate)
-    print(f"{'ms':22s}" + "".join(f"{str(shape)[:14]:>15s}" for shape, _, _ in table))
+    print(f"{'ms':22s}" + "".join(f"{f'{shape.context}x{shape.users}x{shape.beams}':>15s}" for shape, _, _ in table))
     for name in names:
         print(f"{name:22s}" + "".join(f"{times[name]:15.4f}" for _, times, _ in table))
     print(f"{'cuDNN, prompt only':22s}" + "".join(f"{folded:15.4f}" for _, _, folded in table))

@@ -24,11 +24,10 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from xgr_engine.bench.attention import FLASHINFER_H200  # noqa: E402
-from xgr_engine.bench.kernels.decode_layer import DecodeShape, Layer, fastest_tiles  # noqa: E402
-from xgr_engine.bench.kernels.paged_triton import VARIANTS  # noqa: E402
+from xgr_engine.bench.kernels.decode_layer import DecodeShape, Layer, cold_layers, fastest_tiles  # noqa: E402
+from xgr_engine.bench.kernels.paged_triton import VARIANTS, paged_attention  # noqa: E402
 from xgr_engine.bench.timing import call_ms  # noqa: E402
-
-KNOWN = {DecodeShape(*shape): ms for shape, ms in FLASHINFER_H200.items()}
+from xgr_engine.xattention.triton import beam_attention  # noqa: E402
 
 
 def compare(shape: DecodeShape, device: torch.device, *, variants: bool = False) -> dict[str, Any]:
@@ -37,13 +36,11 @@ def compare(shape: DecodeShape, device: torch.device, *, variants: bool = False)
     Args:
         variants: also the time of each of paged's variants.
     """
-    prompt_bytes = 4 * shape.users * shape.context * shape.kv_heads * shape.dim
-    sets = max(1, min(8, int(2.5e8 // prompt_bytes)))  # several layers, so that short prompts are not always in L2
-    layers = [Layer.random(shape, device, seed) for seed in range(sets)]
+    layers = cold_layers(shape, device)
     tiles = fastest_tiles(shape, device)
     forms: dict[str, Callable[[Layer], Tensor]] = {
-        "paged": lambda layer: layer.paged(tiles),
-        "xgr": Layer.engine,
+        "paged": partial(Layer.paged, kernel=partial(paged_attention, tiles=tiles)),
+        "xgr": partial(Layer.engine, kernel=beam_attention),
         "paper": Layer.staged,
     }
     row: dict[str, Any] = {"shape": str(shape), "paged_tiles": asdict(tiles)}
@@ -51,13 +48,16 @@ def compare(shape: DecodeShape, device: torch.device, *, variants: bool = False)
         row[f"{name}_error"] = layers[0].error(form(layers[0]))
         row[f"{name}_ms"] = call_ms([partial(form, layer) for layer in layers], device)
     row["paged_over_xgr"] = row["paged_ms"] / row["xgr_ms"]
-    known = KNOWN.get(shape)
+    known = FLASHINFER_H200.get(shape)
     if known is not None:
         row |= {"flashinfer_paged_ms": known, "paged_over_flashinfer": row["paged_ms"] / known}
     if variants:
         row["variants_ms"] = {
             f"{t.keys} keys, {t.warps} warps, {t.stages} stages": call_ms(
-                [partial(layer.paged, t) for layer in layers], device, seconds=0.1, repeats=3
+                [partial(layer.paged, partial(paged_attention, tiles=t)) for layer in layers],
+                device,
+                seconds=0.1,
+                repeats=3,
             )
             for t in VARIANTS
         }
@@ -71,7 +71,7 @@ def main() -> int:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no GPU: the kernels are checked on the CPU by tests/bench_baselines, and timed only on a GPU")
-    shapes = [*KNOWN, DecodeShape(1000, 8, 256, heads=12, kv_heads=12, dim=64)]
+    shapes = [*FLASHINFER_H200, DecodeShape(1000, 8, 256, heads=12, kv_heads=12, dim=64)]
     device, rows, wrong = torch.device("cuda", torch.cuda.current_device()), [], 0
     for shape in shapes[:3] if args.quick else shapes:
         row = compare(shape, device, variants=not args.quick)

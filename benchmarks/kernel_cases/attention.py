@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from isolation import Job, run_isolated
-from timing import graph_ms, relative_error
+from timing import graph_ms
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from xgr_engine.xattention import reference
+from xgr_engine.bench.kernels.decode_layer import DecodeShape, Layer, cold_layers
 from xgr_engine.xattention.triton import AttentionTiles, beam_attention
 
+CUDA = torch.device("cuda")
+MOST_LAYERS = 28  # so that a single user's short prompts leave the L2 cache as well
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 2e-6}
 
 HOPPER = [
@@ -28,116 +31,49 @@ PLAIN = [
 ]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One decode step: U users of ``context`` tokens, R beams, A own tokens a beam, heads, head dimension."""
-
-    context: int
-    users: int
-    beams: int
-    own: int = 2
-    heads: int = 16
-    kv_heads: int = 8
-    dim: int = 128
-
-    def __str__(self) -> str:
-        return f"{self.context}x{self.users}x{self.beams} A{self.own} {self.heads}/{self.kv_heads}x{self.dim}"
-
-    @property
-    def flops(self) -> float:
-        return 4.0 * self.users * self.beams * self.heads * self.dim * (self.context + self.own)
-
-    @property
-    def bytes(self) -> float:
-        """bf16: prompt once, queries, result, own tokens of every beam."""
-        rows = self.users * self.beams
-        kv = 2 * self.users * self.context * self.kv_heads + 2 * rows * self.own * self.kv_heads
-        return 2.0 * self.dim * (kv + 2 * rows * self.heads)
-
-
 TIMED = [
-    Shape(1000, 8, 256),
-    Shape(5000, 32, 512),
-    Shape(1000, 1, 256),
-    Shape(1000, 8, 512),
-    Shape(1000, 32, 512),
-    Shape(5000, 8, 256),
-    Shape(1000, 8, 48, own=1),
-    Shape(1000, 8, 256, heads=12, kv_heads=12, dim=64),
-    Shape(1000, 8, 256, heads=32),
+    DecodeShape(1000, 8, 256),
+    DecodeShape(5000, 32, 512),
+    DecodeShape(1000, 1, 256),
+    DecodeShape(1000, 8, 512),
+    DecodeShape(1000, 32, 512),
+    DecodeShape(5000, 8, 256),
+    DecodeShape(1000, 8, 48, own=1),
+    DecodeShape(1000, 8, 256, heads=12, kv_heads=12, dim=64),
+    DecodeShape(1000, 8, 256, heads=32),
 ]
 CHECKED = [
-    Shape(1000, 3, 333),
-    Shape(17, 2, 33, own=1),
-    Shape(1, 2, 127, own=3, heads=8, kv_heads=8),
-    Shape(4097, 1, 127, own=2, heads=32, kv_heads=8, dim=64),
-    Shape(257, 2, 31, own=4, heads=16, kv_heads=2),
-    Shape(128, 2, 64, own=0),
-    Shape(0, 2, 65, own=2),
+    DecodeShape(1000, 3, 333),
+    DecodeShape(17, 2, 33, own=1),
+    DecodeShape(1, 2, 127, own=3, heads=8, kv_heads=8),
+    DecodeShape(4097, 1, 127, own=2, heads=32, kv_heads=8, dim=64),
+    DecodeShape(257, 2, 31, own=4, heads=16, kv_heads=2),
+    DecodeShape(128, 2, 64, own=0),
+    DecodeShape(0, 2, 65, own=2),
 ]
 
 
-@dataclass(frozen=True)
-class Inputs:
-    q: Tensor
-    prompt_k: Tensor
-    prompt_v: Tensor
-    prompt_start: Tensor
-    gen_k: Tensor
-    gen_v: Tensor
-    ancestors: Tensor
+def poisoned(layer: Layer) -> Layer:
+    """For the engine's form alone: users after the first have shorter prompts, some beams lack a token, and NaN stands
+    wherever no table points."""
+    users = torch.arange(len(layer.q), device=layer.q.device)
+    lengths = (layer.start.diff() - 61 * users).clamp_min(0)
+    start = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    ancestors = layer.ancestors.clone()
+    if ancestors.shape[2] > 1:
+        ancestors[:, ::7, 1] = -1
+    unnamed = torch.ones(layer.slots[0].shape[:2], dtype=torch.bool, device=start.device)
+    for user in users.tolist():
+        unnamed[user, ancestors[user][ancestors[user] >= 0].long()] = False
+    beyond = torch.arange(len(layer.pool[0]), device=start.device) >= start[-1]
+    pool_k, pool_v = (t.masked_fill(beyond[:, None, None], torch.nan) for t in layer.pool)
+    slots_k, slots_v = (t.masked_fill(unnamed[:, :, None, None], torch.nan) for t in layer.slots)
+    return replace(layer, pool=(pool_k, pool_v), start=start, slots=(slots_k, slots_v), ancestors=ancestors)
 
-    @classmethod
-    def random(cls, shape: Shape, dtype: torch.dtype, seed: int, ragged: bool) -> Inputs:
-        """Unit variance. ``ragged`` shortens some users and poisons with NaN whatever no table names."""
-        g = torch.Generator("cuda").manual_seed(seed)
-        users, beams, own = shape.users, shape.beams, shape.own
 
-        def normal(*size: int) -> Tensor:
-            return torch.randn(*size, generator=g, device="cuda", dtype=dtype)
-
-        lengths = [max(0, shape.context - (ragged and u * 61)) for u in range(users)]
-        start = [sum(lengths[:u]) for u in range(users + 1)]
-        spare = 300 if ragged else 0
-        slots = max(1, beams * own)
-        prompt_k, prompt_v = (normal(start[-1] + spare, shape.kv_heads, shape.dim) for _ in range(2))
-        gen_k, gen_v = (normal(users, slots, shape.kv_heads, shape.dim) for _ in range(2))
-        # a beam's own token of level a lies in that level's slots; parents are monotone, as selection leaves them
-        levels = [
-            torch.randint(0, beams, (users, beams), generator=g, device="cuda").sort(-1).values + a * beams
-            for a in range(own)
-        ]
-        table = torch.stack(levels, -1) if own else torch.empty(users, beams, 0, device="cuda")
-        if ragged:
-            prompt_k[start[-1] :] = torch.nan
-            prompt_v[start[-1] :] = torch.nan
-            if own > 1:
-                table[:, ::7, 1] = -1
-            named = torch.zeros(users, slots, dtype=torch.bool, device="cuda")
-            for u in range(users):
-                named[u, table[u][table[u] >= 0].long()] = True
-            gen_k[~named] = torch.nan
-            gen_v[~named] = torch.nan
-        return cls(
-            normal(users, beams, shape.heads, shape.dim),
-            prompt_k,
-            prompt_v,
-            torch.tensor(start, dtype=torch.int32, device="cuda"),
-            gen_k,
-            gen_v,
-            table.to(torch.int32).contiguous(),
-        )
-
-    def call(self, tiles: AttentionTiles | None) -> Tensor:
-        scale = self.q.shape[-1] ** -0.5
-        args = (self.q, self.prompt_k, self.prompt_v, self.prompt_start, self.gen_k, self.gen_v, self.ancestors, scale)
-        return beam_attention(*args, tiles=tiles)
-
-    def expected(self) -> Tensor:
-        """float64 on the device, NaN of the unnamed slots kept."""
-        wide = (self.q, self.prompt_k, self.prompt_v, self.gen_k, self.gen_v)
-        q, k, v, gk, gv = (t.double() for t in wide)
-        return reference.beam_attention(q, k, v, self.prompt_start, gk, gv, self.ancestors, q.shape[-1] ** -0.5)
+def call(layer: Layer, tiles: AttentionTiles | None) -> Tensor:
+    """The engine's form with these tiles."""
+    return layer.engine(partial(beam_attention, tiles=tiles))
 
 
 def with_splits(tiles: AttentionTiles, splits: int) -> AttentionTiles:
@@ -151,20 +87,20 @@ def label(tiles: AttentionTiles | None) -> str:
     return f"{kind} {tiles.rows}x{tiles.keys} s{tiles.stages}" + (f" /{tiles.splits}" if tiles.splits > 1 else "")
 
 
-def check(shape: Shape, tiles: AttentionTiles | None, dtype: torch.dtype) -> float:
+def check(shape: DecodeShape, tiles: AttentionTiles | None, device: torch.device = CUDA) -> float:
     """Relative error of one call on poisoned inputs and a poisoned result; NaN or inf when anything went wrong."""
-    inputs = Inputs.random(shape, dtype, seed=shape.beams, ragged=True)
-    expected = inputs.expected()
+    layer = poisoned(Layer.random(shape, device, seed=shape.beams))
     torch.use_deterministic_algorithms(True)  # torch.empty is filled with NaN while this is on
     try:
-        out = inputs.call(tiles)
-        torch.cuda.synchronize()
+        out = call(layer, tiles)
+        if out.is_cuda:
+            torch.cuda.synchronize()
     finally:
         torch.use_deterministic_algorithms(False)
-    return relative_error(out, expected)
+    return layer.error(out, most_beams=shape.beams)
 
 
-def folded_cudnn_ms(shape: Shape, sets: int) -> float:
+def folded_cudnn_ms(shape: DecodeShape, sets: int) -> float:
     """cuDNN over the prompt part alone, beams and group folded into query rows: a practical ceiling."""
     group = shape.heads // shape.kv_heads
 
@@ -176,7 +112,7 @@ def folded_cudnn_ms(shape: Shape, sets: int) -> float:
         return graph_ms([lambda x=x: F.scaled_dot_product_attention(*x) for x in data])  # type: ignore[misc]
 
 
-def variants(shape: Shape) -> list[AttentionTiles]:
+def variants(shape: DecodeShape) -> list[AttentionTiles]:
     """Tile variants worth a try for a shape, with and without splitting the prompt."""
     lines = shape.beams * shape.heads // shape.kv_heads
     found = []
@@ -191,20 +127,20 @@ def variants(shape: Shape) -> list[AttentionTiles]:
     return found
 
 
-def examine(tiles: AttentionTiles | None, shapes: list[Shape], warm: list[Shape]) -> list[float]:
+def examine(tiles: AttentionTiles | None, shapes: list[DecodeShape], warm: list[DecodeShape]) -> list[float]:
     """Errors of a variant on ``shapes``; then one call on each shape of ``warm``, to have it compiled."""
-    errors = [check(shape, tiles, torch.bfloat16) for shape in shapes]
+    errors = [check(shape, tiles) for shape in shapes]
     for shape in warm:
         timed = [tiles] if tiles is None else [v for v in variants(shape) if with_splits(v, 1) == tiles]
         if timed:
-            inputs = Inputs.random(shape, torch.bfloat16, 0, ragged=False)
+            layer = Layer.random(shape, CUDA)
             for variant in timed:
-                inputs.call(variant)
+                call(layer, variant)
             torch.cuda.synchronize()
     return errors
 
 
-def _examine_all(timed: list[Shape]) -> tuple[list[dict[str, object]], set[str]]:
+def _examine_all(timed: list[DecodeShape]) -> tuple[list[dict[str, object]], set[str]]:
     hopper = HOPPER if torch.cuda.get_device_capability()[0] == 9 else []
     candidates = [None, *hopper, *PLAIN, *(with_splits(t, 3) for t in (*hopper[:1], PLAIN[0]))]
     jobs: dict[str, Job] = {label(tiles): (examine, (tiles, CHECKED, timed)) for tiles in candidates}
@@ -220,7 +156,7 @@ def _examine_all(timed: list[Shape]) -> tuple[list[dict[str, object]], set[str]]
                 wrong.add(name)
                 print(f"WRONG attention {shape} {name}: {error:.2e}", flush=True)
     for dtype in (torch.float16, torch.float32):
-        error = check(CHECKED[0], None, dtype)
+        error = check(replace(CHECKED[0], dtype=dtype), None)
         rows.append({"shape": str(CHECKED[0]), "variant": f"automatic {dtype}", "error": error})
         if not error < TOLERANCE[dtype]:
             wrong.add(f"automatic {dtype}")
@@ -234,20 +170,18 @@ def run(limits: dict[str, float], quick: bool) -> tuple[list[dict[str, object]],
     rows, wrong = _examine_all(timed)
     print(f"attention: {len(rows)} checks, {len(wrong)} variants wrong", flush=True)
     for shape in timed:
-        kv_bytes = 4 * shape.users * shape.context * shape.kv_heads * shape.dim
-        sets = max(2, min(28, int(2.5e8 // kv_bytes)))
-        inputs = [Inputs.random(shape, torch.bfloat16, seed, ragged=False) for seed in range(sets)]
+        layers = cold_layers(shape, CUDA, MOST_LAYERS)
         floor = max(shape.flops / limits["matmul_tflops"] / 1e9, shape.bytes / limits["copy_tbs"] / 1e9)
         best: tuple[float, str] = (float("inf"), "none")
         for tiles in [None, *variants(shape)]:
             name = label(tiles)
             if label(tiles and with_splits(tiles, 1)) in wrong:
                 continue
-            ms = graph_ms([lambda i=i, t=tiles: i.call(t) for i in inputs])  # type: ignore[misc]
+            ms = graph_ms([partial(call, layer, tiles) for layer in layers])
             rows.append({"shape": str(shape), "variant": name, "ms": ms, "floor_ms": floor})
             best = min(best, (ms, name))
             print(f"  {shape} {name}: {ms:.4f} ms, {shape.flops / ms / 1e9:.0f} TFLOP/s", flush=True)
-        ceiling = folded_cudnn_ms(shape, sets)
+        ceiling = folded_cudnn_ms(shape, len(layers))
         rows.append({"shape": str(shape), "variant": "cudnn folded, prompt only", "ms": ceiling, "floor_ms": floor})
         print(
             f"attention {shape}: {best[0]:.4f} ms ({best[1]}), floor {floor:.4f}, cuDNN folded {ceiling:.4f}",

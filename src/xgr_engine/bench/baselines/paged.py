@@ -22,6 +22,7 @@ from xgr_engine.bench.baselines.masked_search import MaskedRecommender
 from xgr_engine.bench.baselines.pool import PooledCache, pool_fields
 from xgr_engine.bench.baselines.variants import NoSharedPrefix
 from xgr_engine.bench.kernels import paged_reference
+from xgr_engine.bench.kernels.decode_layer import DecodeShape, fastest_tiles
 from xgr_engine.bench.workloads import Workload
 from xgr_engine.models.decoder_only import DecoderOnly, Rows
 from xgr_engine.recommender import Recommender
@@ -190,14 +191,10 @@ def _assign_tails(parent: Tensor, parent_tail: Tensor, tails: int) -> tuple[Tens
 
 def fastest_paged_tiles(workload: Workload) -> PagedTiles | None:
     """The attention kernel's tiles that are fastest at the workload's shape, by trying them; None without a GPU."""
-    decoder, spec = workload.model.decoder, workload.model.spec
+    decoder = workload.model.decoder
     if decoder.device.type != "cuda" or decoder.ops.name != "triton":
         return None
-    from xgr_engine.bench.kernels.decode_layer import DecodeShape, fastest_tiles
-
-    heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-    step = DecodeShape(workload.context, workload.users, workload.search.beam, 2, *heads, decoder.dtype)
-    return fastest_tiles(step, decoder.device)
+    return fastest_tiles(DecodeShape.of(workload), decoder.device)
 
 
 def paged_decoder(workload: Workload) -> PagedDecoder:
