@@ -36,19 +36,23 @@ def exit_on_termination() -> None:
 
 
 @contextmanager
-def stop_on_signals(output: Output, grace: float) -> Iterator[Stop]:
+def stop_on_signals(
+    output: Output, grace: float, promise: str = "the same command resumes", patience: float = 0.0
+) -> Iterator[Stop]:
     """While the block runs, SIGTERM, SIGINT and SIGHUP ask the yielded ``Stop`` to stop.
 
     A signal that was ignored when the command began (``nohup``, a background job of a shell) stays ignored.
 
     Args:
         grace: seconds from the first signal until the process ends by force.
+        promise: what is said of the work so far when a signal has come, and when the process has to be ended by force.
+        patience: seconds from the first signal until that is said; a command that ends sooner has the last word.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # handlers belong to the main thread; whoever runs a command elsewhere has his own
         return
-    watcher = _Watcher(output, stop, grace)
+    watcher = _Watcher(output, stop, grace, promise, patience)
     ours = [number for number in EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, watcher.in_main_thread) for number in ours}
     previous = signal.set_wakeup_fd(watcher.socket.fileno(), warn_on_full_buffer=False)
@@ -63,10 +67,12 @@ def stop_on_signals(output: Output, grace: float) -> Iterator[Stop]:
 
 
 class _Watcher:
-    def __init__(self, output: Output, stop: Stop, grace: float) -> None:
+    def __init__(self, output: Output, stop: Stop, grace: float, promise: str, patience: float) -> None:
         self._output = output
         self._stop = stop
         self._grace = grace
+        self._promise = promise
+        self._patience = patience
         # Saving the state takes a moment of the grace too.
         self._forced_after = max(0.0, grace - min(_LAST_WORDS_SECONDS, grace / 10))
         self._reader, self.socket = socket.socketpair()
@@ -98,13 +104,21 @@ class _Watcher:
         if first is None:
             return
         self._request(first)
-        self._say(f"{first.name}: stopping within {self._grace:g} s; the same command resumes; again: stop at once")
-        self._reader.settimeout(self._forced_after)
+        try:
+            if self._patience:
+                self._reader.settimeout(self._patience)
+                if self._next_signal() is None:
+                    return
+                self._leave(EXIT_CODES[first])
+        except TimeoutError:
+            pass
+        self._say(f"{first.name}: stopping within {self._grace:g} s; {self._promise}; again: stop at once")
+        self._reader.settimeout(max(0.1, self._forced_after - self._patience))
         try:
             if self._next_signal() is None:
                 return
         except TimeoutError:
-            self._say(f"the grace of {self._grace:g} s is over; what is not finished will be computed again")
+            self._say(f"the grace of {self._grace:g} s is over; {self._promise}")
         self._leave(EXIT_CODES[first])
 
     def _next_signal(self) -> signal.Signals | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,10 +31,13 @@ from xgr_cli.options import (
 )
 from xgr_cli.output import Output, jsonable
 from xgr_cli.progress import make_progress
+from xgr_cli.signals import stop_on_signals
 from xgr_engine.errors import UsageError
+from xgr_engine.job.stop import Stop, Stopped
+from xgr_engine.progress import ProgressSink
 
 if TYPE_CHECKING:
-    from xgr_engine.bench.options import BenchOptions
+    from xgr_engine.bench.choices import BenchWishes
 
 EXAMPLES = (
     "xgr bench --beam 512",
@@ -42,6 +47,8 @@ EXAMPLES = (
     "xgr bench compare before.json after.json --fail-over 5%",
 )
 
+_GRACE_S = 20.0  # from a signal to the end by force
+_PATIENCE_S = 3.0  # a run that ends sooner after a signal says one line
 _INPUT, _SEARCH = INPUT_PANEL, SEARCH_PANEL
 # Options of the command line that mean something to a comparison. Others would be ignored: they are refused.
 _COMPARE_TAKES = {"action", "fail-over", *(name.replace("_", "-") for name in SHARED_OPTIONS), "json"}
@@ -129,22 +136,13 @@ def bench(
         return _compare(output, action, fail_over)
     if fail_over is not None:
         raise UsageError("--fail-over belongs to xgr bench compare A.json B.json")
-    # the profiler of torch reports its start and end on stderr
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from xgr_engine.bench.choices import BenchWishes, choose_options, open_device
-    from xgr_engine.bench.record import check_place, write_record
-    from xgr_engine.bench.report.page import write_page
-    from xgr_engine.bench.run import BenchCaller, run_bench
-
     if html is not None and out is not None and html.absolute() == out.absolute():
         raise UsageError(f"--html and --out are both {html}", hint="name two files")
-    for flag, path in (("--html", html), ("--out", out)):
-        if path is not None:
-            check_place(flag, path)
-    place = open_device(device, threads, output.note)
-    options: BenchOptions = choose_options(
-        place,
-        BenchWishes(
+
+    def wishes() -> BenchWishes:
+        from xgr_engine.bench.choices import BenchWishes
+
+        return BenchWishes(
             preset=preset,
             geometry=geometry,
             model=None if model is None else str(model),
@@ -167,23 +165,87 @@ def bench(
             budget_s=budget,
             time_limit_s=time_limit,
             seed=seed,
-        ),
-    )
+        )
 
-    def keep(record: dict[str, Any]) -> None:
-        if out is not None:
-            write_record(out, jsonable(record))
-
-    caller = BenchCaller(tuple(sys.argv[1:]), make_progress(output, log_every), output.note, keep)
-    record = run_bench(options, place, caller)
-    if html is not None:
-        write_page(html, record)
-        output.note(f"report: {html}")
-    if output.json_mode:  # else they stand in the result
-        for text in record["warnings"]:
-            output.warn(text)
-    output.result(record, lambda out: show_bench(out, record))
+    run = _Run(output, html, out, make_progress(output, log_every))
+    with stop_on_signals(output, _GRACE_S, "what was measured is kept", _PATIENCE_S) as stop:
+        try:
+            run.measure(wishes, device, threads, stop)
+        except Stopped as stopped:
+            return run.stopped(stopped)
     return None
+
+
+@dataclass
+class _Run:
+    """A run, and what becomes of its record: also of one that is stopped."""
+
+    output: Output
+    html: Path | None
+    out: Path | None
+    progress: ProgressSink
+    record: dict[str, Any] | None = None
+
+    def measure(self, wishes: Callable[[], BenchWishes], device: str, threads: int | None, stop: Stop) -> None:
+        """All that was asked for."""
+        # the profiler of torch reports its start and end on stderr
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        from xgr_engine.bench.choices import choose_options, open_device
+        from xgr_engine.bench.record import check_place
+        from xgr_engine.bench.run import BenchCaller, run_bench
+
+        for flag, path in (("--html", self.html), ("--out", self.out)):
+            if path is not None:
+                check_place(flag, path)
+
+        def note(text: str) -> None:
+            stop.check()  # where a signal's exception was lost, in a destructor say
+            self.output.note(text)
+
+        stop.on_forced = self._last_words
+        place = open_device(device, threads, self.output.note)
+        caller = BenchCaller(tuple(sys.argv[1:]), self.progress, note, self._keep)
+        self._show(run_bench(choose_options(place, wishes()), place, caller))
+
+    def stopped(self, stopped: Stopped) -> int:
+        """Show what there is, and say how far it came."""
+        record = self.record
+        if record is None:
+            self.output.error(f"{stopped}: nothing was measured yet")
+            return stopped.exit_code
+        if self.output.json_mode or ("ceilings" in record and record["rows"]):
+            self._show(record)
+        at, seconds, rows = record["stopped"], record["seconds"], len(record["rows"])
+        kept = f"; the record so far, state interrupted: {self.out}" if self.out else ""
+        planned = f": {rows} of {at['rows_planned']} rows measured" if at["rows_planned"] else ""
+        self.output.error(f"{stopped} after {seconds:,.0f} s, at {at['part']}{planned}{kept}")
+        return stopped.exit_code
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        from xgr_engine.bench.record import write_record
+
+        self.record = record
+        if self.out is not None:
+            write_record(self.out, jsonable(record))
+
+    def _last_words(self, stopped: Stopped) -> None:
+        """Just before the process is ended by force."""
+        from xgr_engine.bench.foreign.process import end_all
+
+        end_all()
+        if self.record is not None:
+            self._keep({**self.record, "state": "interrupted"})
+
+    def _show(self, record: dict[str, Any]) -> None:
+        from xgr_engine.bench.report.page import write_page
+
+        if self.html is not None and "ceilings" in record:
+            write_page(self.html, record)
+            self.output.note(f"report: {self.html}")
+        if self.output.json_mode:  # else they stand in the result
+            for text in record["warnings"]:
+                self.output.warn(text)
+        self.output.result(record, lambda out: show_bench(out, record))
 
 
 def _compare(output: Output, action: list[str], fail_over: str | None) -> int | None:

@@ -18,6 +18,7 @@ from xgr_engine.bench.baselines.base import NotAvailableError, make_contender
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
+from xgr_engine.bench.foreign.process import end_all
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.machine import Watch, describe_machine, measure_ceilings
 from xgr_engine.bench.memory import free_memory
@@ -38,6 +39,7 @@ from xgr_engine.bench.workloads import (
     synthetic_catalog,
 )
 from xgr_engine.errors import UsageError
+from xgr_engine.job.stop import Stopped
 from xgr_engine.options import SearchOptions
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.xschedule.engines import is_out_of_memory
@@ -77,6 +79,7 @@ class Bench:
         self.device = device
         self.caller = caller
         self._started = time.monotonic()
+        self._at = "the machine's ceilings"  # the part at hand
         deadline = self._started + (options.time_limit_s or float("inf"))
         self._budget = Budget(options.budget_s, options.max_repeats, deadline)
         self.record: Record = {
@@ -102,7 +105,29 @@ class Bench:
         }
 
     def run(self) -> Record:
-        """Everything the options ask for."""
+        """Everything the options ask for. A run that is stopped keeps what it has as ``interrupted``."""
+        try:
+            self._run()
+        except (Stopped, KeyboardInterrupt, SystemExit) as stop:
+            self._interrupted(getattr(stop, "reason", "Ctrl-C" if isinstance(stop, KeyboardInterrupt) else "a signal"))
+            raise
+        finally:
+            end_all()
+        return self.record
+
+    def _interrupted(self, by: str) -> None:
+        planned = self._rows_planned() if self.options.rows else 0
+        self.record["stopped"] = {"by": by, "part": self._at, "rows_planned": planned}
+        self.record["left_out"].append({"part": self._at, "reason": f"stopped by {by}"})
+        self._close("interrupted")
+
+    def _close(self, state: str) -> None:
+        self.record["claims"] = paper_claims(self.record)
+        self.record["seconds"] = time.monotonic() - self._started
+        self.record["state"] = state
+        self.caller.keep(self.record)
+
+    def _run(self) -> None:
         options = self.options
         with Watch(self.device) as watch:
             seconds = min(2.0, options.budget_s)
@@ -113,26 +138,23 @@ class Bench:
                 self._constraint()
             models = options.geometries or ("",)
             if options.rows:
-                self.caller.progress.start(len(models) * self._rows_a_model(), "rows")
+                self.caller.progress.start(self._rows_planned(), "rows")
             try:
                 self._all_models(models if self._needs_models() else ())
             finally:
                 self.caller.progress.finish()
         self.record["warnings"] += watch.warnings
         self.record["noise"] = watch.facts
-        self.record["claims"] = paper_claims(self.record)
-        self.record["seconds"] = time.monotonic() - self._started
-        self.record["state"] = "done"
-        self.caller.keep(self.record)
-        return self.record
+        self._close("done")
 
     def _needs_models(self) -> bool:
         options = self.options
         return options.rows or options.ablations or options.online or options.attention or options.timeline
 
-    def _rows_a_model(self) -> int:
-        contexts = 1 if self.options.inputs else len(self.options.contexts)
-        return contexts * len(self.options.users) * len(self.options.beams)
+    def _rows_planned(self) -> int:
+        options = self.options
+        contexts = 1 if options.inputs else len(options.contexts)
+        return len(options.geometries or ("",)) * contexts * len(options.users) * len(options.beams)
 
     # ---- one model --------------------------------------------------------------------------------------------------
 
@@ -143,6 +165,7 @@ class Bench:
                 continue
             subject = None  # before the next takes its place
             free_memory(self.device)
+            self._at = f"model {name}" if name else "the model"
             subject = self._load(name)
             self._one_model(subject, first=number == 0)
         if subject is not None and self.options.timeline:
@@ -214,6 +237,7 @@ class Bench:
         """A part that fails is reported, and does not take the rest along. A brief one may begin after the limit."""
         if not brief and not self._in_time(name):
             return
+        self._at = name
         self.caller.note(name)
         try:
             measure()
