@@ -101,7 +101,7 @@ def test_even_what_is_over_its_budget_is_measured_once() -> None:
     assert samples["slow"].seconds == [100.0]
 
 
-def test_when_the_time_is_over_nothing_more_is_begun_but_the_first_of_each() -> None:
+def test_when_the_time_is_over_little_more_is_begun_than_the_first_of_each() -> None:
     clock, samples = FakeClock(), {"a": Samples(), "b": Samples()}
 
     def run(number: int) -> None:
@@ -116,6 +116,9 @@ def test_when_the_time_is_over_nothing_more_is_begun_but_the_first_of_each() -> 
     late = {"a": Samples(), "b": Samples()}
     interleaved({"a": run, "b": run}, late, 1000.0, 50, clock, over)
     assert late["a"].seconds == late["b"].seconds == [2.0]
+    quick = Samples()
+    interleaved({"quick": lambda number: 0.01}, {"quick": quick}, 1000.0, 50, clock, over)
+    assert quick.seconds == [0.01] * 3
     assert warm_up(lambda: run(0), 1000.0, clock, over).warm_up == 1
 
 

@@ -11,6 +11,7 @@ import numpy as np
 # Fewer samples than these say nothing about such a tail.
 _NEEDED = {50: 1, 90: 10, 99: 50}
 _RESAMPLES = 1000
+_LATE_SAMPLES, _QUICK_S = 3, 0.5  # samples of a contender that takes less than that, when time is over
 _STABLE = 0.05  # spread of the last runs relative to their median
 
 
@@ -112,17 +113,22 @@ def interleaved(
         runs: called with the number of the round; one that has a clock of its own (in another process, say) returns
             the seconds that count.
         samples: where the seconds go.
-        over: whether no further sample may be begun, except everybody's first.
+        over: whether the time is over: then only everybody's first sample is begun, and two more of who is quick.
 
     Returns:
         What stopped those that raised; they keep the samples that they have, and the others go on.
     """
     waiting = list(runs)
     lost: dict[str, Exception] = {}
+
+    def due(name: str, number: int) -> bool:
+        quick = number < _LATE_SAMPLES and samples[name].seconds[-1:] < [_QUICK_S]
+        return name not in lost and (number == 0 or quick or not over())
+
     for number in range(max_repeats):
         for name in waiting:
-            if number and over():
-                return lost
+            if not due(name, number):
+                continue
             start = clock()
             try:
                 own = runs[name](number)
@@ -130,7 +136,7 @@ def interleaved(
                 lost[name] = error.with_traceback(None)  # whose frames would keep what the run had allocated
             else:
                 samples[name].seconds.append(clock() - start if own is None else own)
-        waiting = [name for name in waiting if name not in lost and _another_fits(samples[name].seconds, budget_s)]
+        waiting = [name for name in waiting if due(name, number + 1) and _another_fits(samples[name].seconds, budget_s)]
         if not waiting:
             break
     return lost

@@ -84,7 +84,7 @@ class HuggingFace(OneAtATime):
             seconds = time.perf_counter() - start
             if size / seconds > best_rate:
                 best, best_rate = size, size / seconds
-            if seconds > _LONG_S:
+            if seconds > _LONG_S or time.monotonic() > self.deadline:
                 break
         return best
 
