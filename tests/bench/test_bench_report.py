@@ -378,13 +378,13 @@ def test_compare_command_exits_1_on_a_regression(
     assert _xgr("bench", "frobnicate").returncode == 2
 
 
-def _begun(tmp_path: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
+def _begun(tmp_path: Path, out: Path, *arguments: str, program: str = "") -> subprocess.Popen[str]:
     """A run with hours to go, whose first row stands in its file."""
     sizes = ["--items", "300", "--codes", "20x2", "--context", "6", "--users", "1,2", "--beam", "3", "--budget", "0.02"]
     choice = ["--geometry", "quick", "--baselines", "none", "--no-ablations", "--device", "cpu", "--time-limit", "9999"]
     (tmp_path / "temp").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", _SECOND_ROW_HANGS, "bench", *sizes, *choice, "--out", str(out), *arguments],
+        [sys.executable, "-c", program or _SECOND_ROW_HANGS, "bench", *sizes, *choice, "--out", str(out), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -440,6 +440,25 @@ def test_a_stopped_run_keeps_what_it_measured_and_says_so(tmp_path: Path, number
     assert not list((tmp_path / "temp").iterdir()), "no checkpoint is left"
     status = Path("/proc") / child.read_text().strip() / "stat"
     assert not status.exists() or ") Z" in status.read_text(), "no engine is left"
+
+
+def test_a_run_that_does_not_listen_is_ended_by_a_second_signal(tmp_path: Path) -> None:
+    """A library's call of minutes, in which no handler of Python runs: the record and the checkpoint are seen to."""
+    deaf = (
+        "import ctypes, signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+        "open(process.os.environ['TMPDIR'] + '.pid', 'w').write('0'); ctypes.CDLL(None).sleep(600)"
+    )
+    out = tmp_path / "r.json"
+    program = _SECOND_ROW_HANGS.replace('process.Process(sys.executable, "sleeper", {})', deaf)
+    process = _begun(tmp_path, out, "-q", program=program)
+    while not (tmp_path / "temp.pid").exists():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None and "again: stop at once" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    process.communicate()
+    assert read_record(out)["state"] == "interrupted" and not list((tmp_path / "temp").iterdir())
 
 
 def test_a_run_that_is_stopped_at_once_says_so(tmp_path: Path) -> None:
