@@ -90,6 +90,7 @@ class Bench:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "options": asdict(options),
             "machine": describe_machine(device),
+            "subject": None,
             "warnings": [],
             "left_out": [],
             "rows": [],
@@ -192,6 +193,7 @@ class Bench:
         options = self.options
         if options.model is not None and options.vocab is not None:
             model, catalog = converted_model(Path(options.model), self.device), catalog_of(Path(options.vocab))
+            self.record["subject"] = {"model_fingerprint": model.fingerprint, "catalog_hash": catalog.content_hash}
             longest = _room(model, catalog) if options.whole_prompts else max(options.contexts)
             return Subject(model, catalog, prompts_of(options, longest) if options.inputs else ())
         geometry = find_geometry(name)

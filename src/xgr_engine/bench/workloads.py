@@ -33,6 +33,7 @@ class BenchModel:
         decoder: layers as the engine stores them (q, k, v and gate, up stacked by rows, so slices are views).
         head: [V, H], the embedding itself where tied.
         table: SID tokens; score_suffix: tokens scored after every SID (empty for random weights).
+        fingerprint: of the model directory; None for random weights.
     """
 
     name: str
@@ -40,6 +41,7 @@ class BenchModel:
     head: Tensor
     table: SidTokenTable
     score_suffix: tuple[int, ...] = ()
+    fingerprint: str | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -60,11 +62,13 @@ class BenchModel:
 
 @dataclass(frozen=True, eq=False)
 class BenchCatalog:
-    """A catalog. ``sids`` int32 [leaves, L] padded with -1, in the order of the trie's leaves."""
+    """A catalog. ``sids`` int32 [leaves, L] padded with -1, in the order of the trie's leaves; ``content_hash`` of the
+    vocabulary, None where it is synthetic."""
 
     name: str
     trie: ItemTrie
     sids: NDArray[np.int32]
+    content_hash: str | None = None
 
     @property
     def uniform(self) -> bool:
@@ -168,10 +172,12 @@ def converted_model(path: Path, device: torch.device) -> BenchModel:
     """The model of a directory that ``xgr convert`` wrote."""
     directory = load_model_dir(path)
     decoder, head = load_model(directory.spec, directory.weights_path, device)
-    return BenchModel(str(path), decoder, head, directory.table, directory.contract.suffix_ids)
+    suffix = directory.contract.suffix_ids
+    return BenchModel(str(path), decoder, head, directory.table, suffix, directory.fingerprint)
 
 
 def catalog_of(path: Path) -> BenchCatalog:
     """The catalog of a directory that ``xgr build-vocab`` wrote."""
     vocabulary = load_vocabulary(path)
-    return BenchCatalog(f"{path}: {vocabulary.num_items:,} items", vocabulary.trie, vocabulary.trie.leaf_codes())
+    name, trie = f"{path}: {vocabulary.num_items:,} items", vocabulary.trie
+    return BenchCatalog(name, trie, trie.leaf_codes(), vocabulary.content_hash)
