@@ -5,32 +5,76 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import threading
+import secrets
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from xgr_engine.errors import UsageError
 
 # Hidden, so that readers of the directory skip it, and recognisable, so that a later run may remove it. The end of the
 # name is not the target's either: a collector of *.prom files takes hidden ones too.
 TEMPORARY_PREFIX = ".xgr-tmp-"
 _SUFFIX = ".tmp"
 
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def destination(path: Path, named: str = "") -> Path:
+    """Where a file that is called ``path`` lies: links are followed, so that replacing the file leaves them links.
+
+    Args:
+        named: how an error calls it, such as ``--trace trace.json``.
+
+    Raises:
+        UsageError: something other than a file has the name, or it is where the standard output or errors go: a new
+            file would take its place, and nobody would get what was meant for it.
+        OSError: a part of the path is no directory, or may not be looked into.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), "")
+    if not kind and any(_is_stream(number, found) for number in (1, 2)):
+        kind = "where this command prints"
+    if kind:
+        raise UsageError(
+            f"{named or path} is {kind}", why="it would be replaced by a file", hint="name a file, or a place for one"
+        )
+    return Path(os.path.realpath(path))
+
+
+def _is_stream(number: int, found: os.stat_result) -> bool:
+    with suppress(OSError):  # closed
+        return os.path.samestat(os.fstat(number), found)
+    return False
+
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, and give it the name ``path``, replacing what had it.
+    """Let ``write`` fill a temporary file beside ``path``, and give it the name ``path``, replacing the file there.
 
     After a crash at any moment ``path`` is absent, old or complete. An exception of ``write`` leaves nothing behind.
 
     Raises:
+        UsageError: what is there must not be replaced, see :func:`destination`.
         OSError: the system does not let the file be written.
     """
-    writer = f"{os.getpid()}-{threading.get_native_id()}"
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{writer}-{path.name}{_SUFFIX}")
+    target = destination(path)
+    # Not made from the target's name, which may be as long as the file system allows.
+    temporary = target.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
     try:
         write(temporary)
         sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        temporary.replace(target)
+        sync(target.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

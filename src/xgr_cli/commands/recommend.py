@@ -8,6 +8,7 @@ _xgr/rejects.parquet with the reason, and _xgr/manifest.json says what ran.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +32,7 @@ from xgr_engine.errors import UsageError
 from xgr_engine.options import Collisions, Layout, OnEmpty, OnError, OnUnknown
 
 if TYPE_CHECKING:
-    from xgr_engine.job.options import RecommendOptions
+    from xgr_engine.job.options import OperationOptions, RecommendOptions
     from xgr_engine.job.run import JobReport
     from xgr_engine.job.stop import Stop
     from xgr_engine.progress import ProgressSink
@@ -180,17 +181,16 @@ def recommend(
     """See the module."""
     from xgr_engine.job.filter_options import FilterOptions
     from xgr_engine.job.metrics_file import report_failure
-    from xgr_engine.job.options import HistoryOptions, OperationOptions, RecommendOptions, parse_duration, parse_memory
+    from xgr_engine.job.options import HistoryOptions, RecommendOptions, parse_memory
+    from xgr_engine.job.side_files import check_side_file
     from xgr_engine.options import SearchOptions
 
+    lists = {"--in": inputs, "--allow-items": allow_items or (), "--deny-items": deny_items or ()}
+    others = _named({**lists, "--model": [model], "--vocab": [vocab], "--out": [out]})
+    check_side_file("--metrics-file", metrics_file, others)  # before a failure is reported there
     try:
-        operation = OperationOptions(
-            grace=parse_duration("--grace", grace),
-            wait=parse_duration("--wait", wait),
-            metrics_file=str(metrics_file) if metrics_file else None,
-            cache_dir=str(cache_dir) if cache_dir else None,
-            trace=str(trace) if trace else None,
-        )
+        check_side_file("--trace", trace, others + _named({"--metrics-file": [metrics_file or ""]}))
+        operation = _operation(grace, wait, metrics_file=metrics_file, cache_dir=cache_dir, trace=trace)
         options = RecommendOptions(
             histories=HistoryOptions(
                 paths=tuple(inputs),
@@ -239,6 +239,13 @@ def recommend(
     return None
 
 
+def _operation(grace: str, wait: str, **paths: Path | None) -> OperationOptions:
+    from xgr_engine.job.options import OperationOptions, parse_duration
+
+    given = {name: None if path is None else str(path) for name, path in paths.items()}
+    return OperationOptions(parse_duration("--grace", grace), parse_duration("--wait", wait), **given)
+
+
 def _run(output: Output, options: RecommendOptions, progress: ProgressSink, stop: Stop, dry_run: bool) -> None:
     from xgr_engine.job.run import Caller, plan_job, run_job
 
@@ -258,6 +265,11 @@ def _run(output: Output, options: RecommendOptions, progress: ProgressSink, stop
     output.result(report.record, lambda out: _show_run(out, report))
     if report.failure is not None:
         raise report.failure
+
+
+def _named(paths: Mapping[str, Iterable[str | Path]]) -> list[tuple[str, str]]:
+    """Option and path of each."""
+    return [(option, str(path)) for option, several in paths.items() for path in several]
 
 
 def _names(text: str | None) -> tuple[str, ...]:

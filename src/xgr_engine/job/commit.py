@@ -14,6 +14,7 @@ def commit(path: Path, write: Callable[[Path], object]) -> None:
     """:func:`xgr_engine.files.write_whole` for a file of an output.
 
     Raises:
+        UsageError: something other than a file has the name.
         OutputWriteError: the system does not let the file be written.
     """
     try:

@@ -14,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from xgr_engine.errors import OutputWriteError, XgrError
+from xgr_engine.errors import XgrError
+from xgr_engine.files import destination
 from xgr_engine.job.commit import commit_text
 from xgr_engine.job.stop import Stopped
 
@@ -42,7 +43,7 @@ def reported(path: str | None, record: Callable[[], Mapping[str, Any]]) -> Itera
     try:
         yield
     except BaseException as error:
-        with suppress(OSError, OutputWriteError):
+        with suppress(OSError, XgrError):
             write_metrics(path, record(), exit_code_of(error))
         raise
 
@@ -54,18 +55,19 @@ def write_metrics(path: str | Path | None, record: Mapping[str, Any], exit_code:
         record: the manifest, as far as the run came.
 
     Raises:
-        OSError, OutputWriteError: the file cannot be written.
+        OSError, XgrError: the file cannot be written.
     """
     if path is None:
         return
     path = Path(path)
+    destination(path)  # before it is read: a pipe would not end
     path.parent.mkdir(parents=True, exist_ok=True)
     commit_text(path, metrics_text(path.stem, record, exit_code, time.time(), _last_success(path)))
 
 
 def report_failure(path: str | Path | None, error: XgrError) -> None:
     """For a command that fails before its job begins: the metrics say so, and the error is not hidden."""
-    with suppress(OSError, OutputWriteError):
+    with suppress(OSError, XgrError):
         write_metrics(path, {}, error.exit_code)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xgr_engine.errors import InputError, OutputWriteError, TooManyRejectsError, XgrError
+from xgr_engine.errors import InputError, OutputWriteError, TooManyRejectsError, UsageError, XgrError
 from xgr_engine.job.audit import AuditError
 from xgr_engine.job.caches import use_caches
 from xgr_engine.job.diversify import capped_engine, search_for
@@ -131,7 +131,7 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
         report = (_run_published if is_remote(options.out) else _run)(options, caller, record)
     try:
         write_metrics(metrics, report.record, exit_code_of(report.failure))
-    except (OSError, OutputWriteError) as error:
+    except (OSError, XgrError) as error:
         # no note: a nightly job is quiet, and whoever watches the file would look at an old one
         _log.warning("--metrics-file %s cannot be written: %s", metrics, getattr(error, "what", error))
     return report
@@ -308,8 +308,8 @@ def _pipeline(
 def _save_trace(trace: Trace) -> None:
     try:
         trace.write()
-    except OSError as error:
-        _log.warning("--trace %s cannot be written: %s", trace.path, error)
+    except (OSError, UsageError) as error:
+        _log.warning("--trace %s cannot be written: %s", trace.path, getattr(error, "what", error))
 
 
 def _claimed(todo: Sequence[Shard], stop: Stop) -> Iterator[Piece]:
