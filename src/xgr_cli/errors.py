@@ -40,6 +40,7 @@ _SYSTEM_ERRORS = {
     errno.ENOTDIR: _FILE_IN_PATH,
     errno.EEXIST: _FILE_IN_PATH,
     errno.ENOENT: ("a file or directory of the path is missing", "check the path"),
+    errno.EBADF: ("nobody would get it", "send it to a file, or to /dev/null"),
     errno.ENAMETOOLONG: ("the file system allows no name of that length", "name a shorter one"),
 }
 

@@ -6,7 +6,9 @@ when they run.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -151,8 +153,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
             silence(stream)
+            if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+                code = code or errors.FAILED
     sys.exit(code)
 
 
@@ -166,12 +170,24 @@ def _use_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
+class _ClosedStdout(io.TextIOWrapper):
+    """In the place of a standard output that was closed before the command began (``>&-``): nothing can be printed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "closed, so the result cannot be printed", "standard output")
+
+
 def _prepare_streams() -> None:
-    """Closed streams (``>&-``) become the null device; text that the locale cannot spell is escaped, not fatal."""
+    """Closed streams (``>&-``) are held by the null device, or the next file that is opened would be printed to.
+
+    Notes to a closed stderr are lost; a result for a closed stdout is an error, as any that cannot be written. Text
+    that the locale cannot spell is escaped, not fatal.
+    """
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+            null = open(os.devnull, "wb")  # noqa: PTH123, SIM115
+            setattr(sys, name, (_ClosedStdout if name == "stdout" else io.TextIOWrapper)(null, encoding="utf-8"))
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 # Width of tables where no terminal gives one: wide enough that paths are not cut.
 PLAIN_WIDTH = 160
+_LEAST_BESIDE = 24  # columns beside a name that its value needs
 
 
 class Output:
@@ -98,6 +99,10 @@ class Output:
 
         if title:
             self.print(Text(title, style="bold"))
+        if self._console(_stdout()).width < max(map(len, values), default=0) + _LEAST_BESIDE:
+            for name, value in values.items():  # the terminal breaks the lines; a column would vanish
+                self.print(Text(f"  {name}: {show(value)}"))
+            return
         grid = Table.grid(padding=(0, 2))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
@@ -251,9 +256,15 @@ def silence(stream: IO[str]) -> None:
 
 
 def _write(stream: IO[str], text: str) -> None:
-    """Write and flush. A reader that went away (``| head``) ends the printing, not the job."""
+    """Write and flush. A reader that went away (``| head``) ends the printing, not the job; so does a full log.
+
+    Raises:
+        OSError: the result cannot be written.
+    """
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
-        silence(stream)
+    except OSError as error:
+        silence(stream)  # or what could not be written is tried again at the end
+        if stream is _stdout() and not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, "standard output") from error

@@ -185,10 +185,44 @@ def test_reader_that_goes_away_is_no_error_and_does_not_stop_the_job(child: Chil
             assert "Größe" in outcome.stdout.decode()
 
 
-def test_closed_streams(child: Child) -> None:
-    script = f'exec {shlex.quote(sys.executable)} -c "$TOY" toy >&- 2>&-'
-    outcome = subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"], "TOY": TOY}, timeout=60)
-    assert outcome.returncode == 75
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code"),
+    [
+        ("toy", ">&-", 1),
+        ("toy --json", ">&-", 1),
+        ("--help", ">&-", 1),
+        ("--version", ">&-", 1),
+        ("toy", ">&- 2>&-", 1),
+        ("toy", "2>&-", 75),
+        ("toy --no-such", ">&-", 2),
+    ],
+)
+def test_closed_streams(arguments: str, closed: str, code: int) -> None:
+    """A result that nobody gets is an error; notes that nobody gets are not."""
+    script = f'exec {shlex.quote(sys.executable)} -c "$TOY" {arguments} {closed}'
+    variables = {"PATH": os.environ["PATH"], "TOY": TOY}
+    outcome = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, timeout=60)
+    assert outcome.returncode == code
+    lost = b"error: standard output: closed, so the result cannot be printed" in outcome.stderr
+    assert lost is (code == 1 and "2>&-" not in closed) and b"Traceback" not in outcome.stderr
+    assert (b"Gr" in outcome.stdout) is (code == 75)
+
+
+def test_a_full_disk_under_the_result_is_an_error(child: Child) -> None:
+    with Path("/dev/full").open("w") as full:
+        for arguments in (["toy"], ["toy", "--json"], ["--help"]):
+            outcome = child(TOY, *arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+            assert outcome.returncode == 1 and outcome.stderr.count(b"No space left on device") == 1
+        assert (
+            b"error: standard output: "
+            in child(TOY, "toy", capture_output=False, stdout=full, stderr=subprocess.PIPE).stderr
+        )
+
+
+def test_a_full_disk_under_the_notes_is_none(child: Child) -> None:
+    with Path("/dev/full").open("w") as full:
+        outcome = child(TOY, "toy", capture_output=False, stdout=subprocess.PIPE, stderr=full)
+    assert outcome.returncode == 75 and "Größe" in outcome.stdout.decode()
 
 
 @pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"}])
