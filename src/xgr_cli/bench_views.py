@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 from xgr_cli.output import PLAIN_WIDTH, Output, show
+from xgr_engine.bench.compare import MISSING
 from xgr_engine.bench.report.tables import Table, part_tables, row_table
 
 Record = dict[str, Any]
@@ -86,4 +87,7 @@ def show_comparison(out: Output, comparison: Record) -> None:
     for name in ("only_before", "only_after"):
         if comparison[name]:
             out.print(f"{name.replace('_', ' ')}: {len(comparison[name])} contenders' rows have no counterpart")
+    if any(row["after"] == MISSING for row in comparison["rows"]):
+        for text in comparison["left_out"]:
+            out.print(f"not run after: {text}")
     out.print(f"{len(comparison['regressions'])} regression(s)")

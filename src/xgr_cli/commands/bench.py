@@ -268,5 +268,7 @@ def _compare(output: Output, action: list[str], fail_over: str | None) -> int | 
         )
     limit = None if fail_over is None else parse_share(fail_over)
     comparison = compare_files(Path(action[1]), Path(action[2]), limit)
+    for text in comparison["warnings"]:
+        output.warn(text)
     output.result(comparison, lambda out: show_comparison(out, comparison))
     return 1 if limit is not None and comparison["regressions"] else None

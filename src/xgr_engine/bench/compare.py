@@ -1,23 +1,21 @@
-"""Two results side by side: ratios, and what got worse."""
+"""Two results side by side: ratios, what got worse, and what is no longer there."""
 
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xgr_engine.bench.record import read_record
+from xgr_engine.bench.record_entries import Entry, Figure, Subject, entries_of, request_of, subject_of
+from xgr_engine.bench.record_fields import Field, FieldError
 from xgr_engine.errors import InputError, UsageError
 
 Record = dict[str, Any]
-_SHAPE = ("model", "dtype", "items", "context", "users", "beam", "top_k", "score_over", "shared_prefix", "prompts")
-# Figures that are compared: name, where it stands, whether more of it is better.
-_FIGURES = (
-    ("latency p50, ms", ("latency_ms", "p50", "value"), False),
-    ("users/s", ("users_per_s", "value"), True),
-    ("device memory, bytes", ("device_peak_bytes",), False),
-)
+MISSING = "missing"  # the status of what has no entry any more
 
 
 def parse_share(text: str) -> float:
@@ -32,127 +30,182 @@ def parse_share(text: str) -> float:
     return float(found.group(1)) / (100 if found.group(2) else 1)
 
 
+@dataclass(frozen=True)
+class Result:
+    """One side of a comparison, its fields checked.
+
+    Attributes:
+        name: the file.
+        request: what the run was asked for (:func:`request_of`).
+        unfinished: what its record says where the run did not end by itself.
+        left_out: ``part: reason`` of everything that was not measured.
+        slo_ms: limit of the online mode.
+    """
+
+    name: str
+    machine: str
+    entries: dict[tuple[Any, ...], Entry]
+    request: dict[str, list[Any]]
+    unfinished: str
+    left_out: list[str]
+    slo_ms: float | None
+
+    def was_asked_for(self, entry: Entry) -> bool:
+        """Whether this run should have had a counterpart of another's entry, as far as its record tells."""
+        return all(value in self.request[name] for name, value in entry.asks.items() if name in self.request)
+
+
 def compare_files(before: Path, after: Path, limit: float | None) -> Record:
     """:func:`compare_records` of two files."""
-    records = read_record(before), read_record(after)
-    for path, record in zip((before, after), records, strict=True):
-        _check_fields(path, record)
-    return {"before": str(before), "after": str(after)} | compare_records(*records, limit)
+    names = str(before), str(after)
+    compared = compare_records(read_record(before), read_record(after), limit, names)
+    return {"before": names[0], "after": names[1]} | compared
 
 
-def _check_fields(path: Path, record: Record) -> None:
-    """Raises InputError unless the record has every field that is compared, which comparing it with itself shows."""
+def compare_records(
+    before: Record, after: Record, limit: float | None, names: tuple[str, str] = ("the first", "the second")
+) -> Record:
+    """Ratios after / before of every figure that both have, row by row and contender by contender.
+
+    Models and catalogs are matched by content where both records tell it, else by name.
+
+    Args:
+        limit: share beyond which a figure that got worse is a regression; where it has an interval, the intervals of
+            both runs must lie apart as well. What ran before and was asked for again, but has no figures now, is a
+            regression. None: nothing is.
+        names: of the records, for messages.
+
+    Raises:
+        InputError: the two have nothing in common, or one is damaged; names the field.
+    """
+    old, new = _read_both(before, after, names)
+    warnings = [f"{one.name}: {one.unfinished}" for one in (old, new) if one.unfinished]
+    if old.slo_ms != new.slo_ms:
+        with_rates = any(key[0] == "online" for one in (old, new) for key in one.entries)
+        warnings += [f"online rates are not compared: {_limits(old, new)}"] if with_rates else []
+        for one in (old, new):
+            for key in [key for key in one.entries if key[0] == "online"]:
+                del one.entries[key]
+    common = [key for key in old.entries if key in new.entries]
+    alone = [entry for key, entry in old.entries.items() if key not in new.entries]
+    gone = [entry for entry in alone if entry.status == "ok" and new.was_asked_for(entry)]
+    if not common and not gone:
+        raise _nothing_in_common(old, new)
+    lines = [line for key in common for line in _compare_entries(old.entries[key], new.entries[key], limit)]
+    lines += [_line(entry, "status", entry.status, MISSING, limit is not None) for entry in gone]
+    return {
+        "machines": [old.machine, new.machine],
+        "same_machine": old.machine == new.machine,
+        "warnings": warnings,
+        "rows": lines,
+        "only_before": [entry.title for entry in alone if entry not in gone],
+        "only_after": [entry.title for key, entry in new.entries.items() if key not in old.entries],
+        "left_out": new.left_out,
+        "regressions": [line for line in lines if line["regression"]],
+    }
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def _read_both(before: Record, after: Record, names: tuple[str, str]) -> tuple[Result, Result]:
+    subjects: list[Subject | None] = []
+    for name, record in zip(names, (before, after), strict=True):
+        with _naming(name):
+            subjects.append(subject_of(Field(record)))
+    by_content = None not in subjects
+    old, new = (
+        _read(name, Field(record), subject if by_content else None)
+        for name, record, subject in zip(names, (before, after), subjects, strict=True)
+    )
+    return old, new
+
+
+def _read(name: str, record: Field, subject: Subject | None) -> Result:
+    with _naming(name):
+        left_out = [f"{one.at('part').text()}: {one.at('reason').text()}" for one in record.at("left_out").entries()]
+        return Result(
+            name,
+            record.at("machine", "device_name").text(),
+            entries_of(record, subject),
+            request_of(record, subject),
+            _unfinished(record.at("state").text()),
+            left_out,
+            record.at("options", "slo_ms").number(),
+        )
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """A wrong field becomes an error that names the record."""
     try:
-        with suppress(InputError):  # a record without rows: the comparison of both will say so
-            compare_records(record, record, None)
-    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        yield
+    except FieldError as error:
         raise InputError(
-            f"{path}: lacks fields of a benchmark's result, or has others in their place",
-            why=f"{type(error).__name__}: {error}",
+            f"{name}: lacks fields of a benchmark's result, or has others in their place",
+            why=str(error),
             hint="give files as xgr bench --json or --out wrote them",
         ) from error
 
 
-def compare_records(before: Record, after: Record, limit: float | None) -> Record:
-    """Ratios after / before of every figure that both have, row by row and contender by contender.
-
-    Args:
-        limit: share beyond which a figure that got worse is a regression. Latency counts only where the intervals of
-            both runs lie apart as well. None: no figure is a regression.
-
-    Raises:
-        InputError: the two have no row in common.
-    """
-    old, new = _contenders(before), _contenders(after)
-    common = [key for key in old if key in new]
-    if not common:
-        raise InputError(
-            "the two results have no row in common", why="model, catalog, context, users, beam and mode must be equal"
-        )
-    rows: list[Record] = []
-    for key in common:
-        rows += _compare_one(key, old[key], new[key], limit)
-    rows += _compare_online(before, after, limit)
-    machines = [record["machine"]["device_name"] for record in (before, after)]
-    return {
-        "machines": machines,
-        "same_machine": machines[0] == machines[1],
-        "rows": rows,
-        "only_before": [_title(key) for key in old if key not in new],
-        "only_after": [_title(key) for key in new if key not in old],
-        "regressions": [row for row in rows if row["regression"]],
-    }
+def _unfinished(state: str) -> str:
+    if state == "done":
+        return ""
+    reason = "the run goes on, or died" if state == "running" else "the run was stopped"
+    return f"is no complete result, its state is {state}: {reason}"
 
 
-def _compare_one(key: tuple[Any, ...], old: Record, new: Record, limit: float | None) -> list[Record]:
-    title = {"row": _title(key), "contender": key[-1]}
-    rows: list[Record] = []
-    if old["status"] != new["status"]:
-        worse = limit is not None and old["status"] == "ok"
-        rows.append({**title, "figure": "status", "before": old["status"], "after": new["status"], "ratio": None})
-        rows[-1]["regression"] = worse
-        return rows
-    if old["status"] != "ok":
-        return rows
-    marks = [_answers(one["parity"]) for one in (old, new)]
-    if marks[0] != marks[1]:
-        worse = limit is not None and marks[0] == "equal"
-        rows.append({**title, "figure": "answers", "before": marks[0], "after": marks[1], "ratio": None})
-        rows[-1]["regression"] = worse
-    for name, path, more_is_better in _FIGURES:
-        first, second = _at(old, path), _at(new, path)
-        if not first or not second:
-            continue
-        ratio = second / first
-        loss = 1 / ratio - 1 if more_is_better else ratio - 1
-        worse = limit is not None and loss > limit and _apart(old, new, path)
-        rows.append({**title, "figure": name, "before": first, "after": second, "ratio": ratio, "regression": worse})
-    return rows
+def _limits(old: Result, new: Result) -> str:
+    return " and ".join(f"--slo-ms {one.slo_ms:g}" for one in (old, new) if one.slo_ms is not None)
 
 
-def _compare_online(before: Record, after: Record, limit: float | None) -> list[Record]:
-    """Highest rates with the P99 kept, where both runs had the same limit. A rate that is no more is a regression."""
-    if before["options"]["slo_ms"] != after["options"]["slo_ms"]:
+def _nothing_in_common(old: Result, new: Result) -> InputError:
+    examples = [f"{one.name} has {_example(one)}" for one in (old, new)]
+    return InputError(
+        "the two results have no row in common",
+        why="; ".join(examples),
+        hint="model, catalog, dtype, context, users, beam, top-k and mode must be equal",
+    )
+
+
+def _example(result: Result) -> str:
+    models = ", ".join(str(name) for name in result.request.get("models", []))
+    first = next(iter(result.entries.values()), None)
+    return f"{first.title} (model {models})" if first is not None else f"nothing (model {models})"
+
+
+# ---- comparing ------------------------------------------------------------------------------------------------------
+
+
+def _compare_entries(old: Entry, new: Entry, limit: float | None) -> list[Record]:
+    if old.status != new.status:
+        return [_line(old, "status", old.status, new.status, limit is not None and old.status == "ok")]
+    if old.status != "ok":
         return []
-    old, new = ({_online_key(one): one for one in record["online"]} for record in (before, after))
-    rows: list[Record] = []
-    for key in (key for key in old if key in new):
-        first, second = old[key]["rate"], new[key]["rate"]
-        if not first:
-            continue
-        worse = limit is not None and (not second or first / second - 1 > limit)
-        title = {"row": f"{key[0]}, {key[1]} tokens, W {key[2]}", "contender": key[3], "figure": "online users/s"}
-        ratio = second / first if second else None
-        rows.append({**title, "before": first, "after": second, "ratio": ratio, "regression": worse})
-    return rows
+    lines: list[Record] = []
+    if old.answers != new.answers:
+        worse = limit is not None and old.answers == "equal"
+        lines.append(_line(old, "answers", old.answers, new.answers, worse))
+    for name in (name for name in old.figures if name in new.figures):
+        first, second = old.figures[name], new.figures[name]
+        if first.value is not None or second.value is not None:
+            worse = limit is not None and _is_worse(first, second, limit)
+            lines.append(_line(old, name, first.value, second.value, worse))
+    return lines
 
 
-def _online_key(one: Record) -> tuple[Any, ...]:
-    return tuple(one[name] for name in ("model", "context", "beam", "contender"))
+def _is_worse(old: Figure, new: Figure, limit: float) -> bool:
+    """A figure that there is no longer is worse, unless others say all it says."""
+    if old.value is None:
+        return False
+    if new.value is None:
+        return not old.derived
+    if old.more_is_better:
+        return old.value / new.value - 1 > limit and new.high < old.low
+    return new.value - old.value > max(limit * old.value, old.slack) and new.low > old.high
 
 
-def _answers(parity: Record | None) -> str:
-    return "not compared" if parity is None else ", ".join(parity["marks"]) or "equal"
-
-
-def _apart(old: Record, new: Record, path: tuple[str, ...]) -> bool:
-    """Whether the intervals of a figure do not overlap; true for figures without one."""
-    if path[-1] != "value":
-        return True
-    first, second = _at(old, path[:-1]), _at(new, path[:-1])
-    return bool(first["high"] < second["low"] or second["high"] < first["low"])
-
-
-def _contenders(record: Record) -> dict[tuple[Any, ...], Record]:
-    return {(*(row[name] for name in _SHAPE), one["name"]): one for row in record["rows"] for one in row["contenders"]}
-
-
-def _title(key: tuple[Any, ...]) -> str:
-    shape = dict(zip(_SHAPE, key, strict=False))
-    return f"{shape['model']}, {shape['context']} x {shape['users']} x W {shape['beam']}"
-
-
-def _at(record: Record, path: tuple[str, ...]) -> Any:
-    for name in path:
-        record = record.get(name) if record is not None else None  # type: ignore[assignment]
-    return record
+def _line(entry: Entry, figure: str, before: Any, after: Any, worse: bool) -> Record:
+    ratio = after / before if before and after is not None and not isinstance(before, str) else None
+    line = {"row": entry.title, "contender": entry.contender, "figure": figure, "before": before, "after": after}
+    return {**line, "ratio": ratio, "regression": worse}

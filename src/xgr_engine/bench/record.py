@@ -43,11 +43,14 @@ def read_record(path: Path) -> dict[str, Any]:
         InputError: no such file, no JSON, or not the record of a benchmark that this version reads.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InputError(f"{path}: is no regular file", hint="give files of xgr bench --json or --out")
+        record = json.loads(path.read_text(encoding="utf-8-sig"))  # editors of some systems put a byte order mark
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as the result of a benchmark", why=str(error)) from error
     if not isinstance(record, dict) or record.get("kind") != KIND:
         raise InputError(f"{path}: is not the result of a benchmark", hint="give files of xgr bench --json or --out")
-    if record.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(f"{path}: has schema version {record.get('schema_version')}, this xgr reads {SCHEMA_VERSION}")
+    version = record.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:  # true == 1
+        raise InputError(f"{path}: has schema version {json.dumps(version)[:40]}, this xgr reads {SCHEMA_VERSION}")
     return record
