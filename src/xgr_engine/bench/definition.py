@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.bench.workloads import Prompt, Workload
-from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights, Rows
+from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
 from xgr_engine.models.head import Head
 from xgr_engine.models.ops import reference_ops
 from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.models.rows import Rows
 from xgr_engine.options import ScoreOver
 from xgr_engine.search.setup import DeadNodes, SearchSetup, score_suffix
 from xgr_engine.xattention.cache import KVCache

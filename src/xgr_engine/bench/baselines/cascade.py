@@ -22,7 +22,8 @@ from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.pool import PooledCache, pool_fields
 from xgr_engine.bench.foreign.packages import FLASHINFER
 from xgr_engine.bench.workloads import Workload
-from xgr_engine.models.decoder_only import DecoderOnly, Rows
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.rows import Rows
 from xgr_engine.recommender import Recommender
 from xgr_engine.search.graphed import GraphedSearch, places_for
 from xgr_engine.search.lanes import Lane

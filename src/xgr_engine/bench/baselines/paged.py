@@ -23,7 +23,8 @@ from xgr_engine.bench.baselines.pool import PooledCache, pool_fields
 from xgr_engine.bench.baselines.variants import NoSharedPrefix
 from xgr_engine.bench.kernels import paged_reference
 from xgr_engine.bench.workloads import Workload
-from xgr_engine.models.decoder_only import DecoderOnly, Rows
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.rows import Rows
 from xgr_engine.recommender import Recommender
 from xgr_engine.xattention.cache import KVCache
 

@@ -19,7 +19,8 @@ from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.masked_search import MaskedRecommender
 from xgr_engine.bench.kernels import staged_reference
 from xgr_engine.bench.workloads import Workload
-from xgr_engine.models.decoder_only import DecoderOnly, Rows
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.rows import Rows
 from xgr_engine.recommender import Recommender
 from xgr_engine.xattention.cache import KVCache
 

@@ -1,0 +1,115 @@
+"""Attention with a bias on the scores that depends on the distance alone (T5, arXiv 1910.10683), in plain torch.
+
+Two forms: an encoder's over whole sequences, every token to every token, and a beam row's over its own generated
+tokens, found through the table of ancestors. Scores are not scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SameLength:
+    """Sequences of ``length`` tokens each, wherever they lie among the packed ones.
+
+    Attributes:
+        rows: int64 [S, length] the packed rows of each.
+    """
+
+    length: int
+    rows: Tensor
+
+
+def by_length(starts: list[int], lengths: list[int], device: torch.device) -> list[SameLength]:
+    """Packed sequences that begin at ``starts``, those of equal length together; none is padded.
+
+    The rows go to the device in one copy that nothing waits for.
+    """
+    groups: dict[int, list[int]] = {}
+    for start, length in zip(starts, lengths, strict=True):
+        groups.setdefault(length, []).append(start)
+    tables = [torch.tensor(group)[:, None] + torch.arange(length) for length, group in groups.items()]
+    flat = torch.cat([table.flatten() for table in tables])
+    if device.type == "cuda":
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    parts = torch.split(flat, [table.numel() for table in tables])
+    return [SameLength(table.shape[1], part.view(table.shape)) for table, part in zip(tables, parts, strict=True)]
+
+
+def distance_bucket(distance: Tensor, *, both_ways: bool, buckets: int, max_distance: int) -> Tensor:
+    """Which of ``buckets`` biases belongs to a key ``distance`` tokens after its query (negative: before it).
+
+    Half of the buckets (of each direction's share) are single distances, the others grow with the logarithm up to
+    ``max_distance``; what is farther shares the last one. Float32, as transformers computes it: an edge between two
+    buckets must not fall elsewhere.
+
+    Args:
+        distance: int64, any shape.
+        both_ways: keys after the query have a half of their own (encoder); else they count as distance 0.
+    """
+    first = torch.zeros_like(distance)
+    if both_ways:
+        buckets //= 2
+        first = (distance > 0).long() * buckets
+        away = distance.abs()
+    else:
+        away = (-distance).clamp_min(0)
+    exact = buckets // 2
+    growth = torch.log(away.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (buckets - exact)
+    large = (exact + growth.long()).clamp_max(buckets - 1)
+    return first + torch.where(away < exact, away, large)
+
+
+def encoder_attention(q: Tensor, k: Tensor, v: Tensor, groups: list[SameLength], biases: list[Tensor]) -> Tensor:
+    """Every token attends to every token of its sequence.
+
+    Args:
+        q, k, v: [N, H, D] packed sequences.
+        groups: which rows belong together; each row in exactly one.
+        biases: per group [H, n, n], query by key, in the dtype of q.
+
+    Returns:
+        [N, H, D].
+    """
+    out = torch.empty_like(q)
+    for group, bias in zip(groups, biases, strict=True):
+        query, keys, values = (t[group.rows].transpose(1, 2) for t in (q, k, v))  # [S, H, n, D]
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias[None], scale=1.0)
+        out[group.rows] = mixed.transpose(1, 2)
+    return out
+
+
+def own_attention(q: Tensor, gen_k: Tensor, gen_v: Tensor, ancestors: Tensor, bias: Tensor) -> Tensor:
+    """A beam row's attention over the tokens of its own path, without a prompt.
+
+    Args:
+        q: [U, R, H, D].
+        gen_k, gen_v: [U, S, H, D] generated tokens, S slots a user.
+        ancestors: int [U, R, A] the slots of a row's tokens in order, its own last; -1 = none. The first is there.
+        bias: float32 [P, H] by distance to an earlier token, P > A.
+
+    Returns:
+        [U, R, H, D] in the dtype of q; sums in float32 (float64 for float64 inputs).
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    there = ancestors >= 0
+    distance = there.sum(-1, keepdim=True) - there.cumsum(-1)
+    slots = ancestors.clamp_min(0).long()
+    user = torch.arange(len(q), device=q.device)[:, None]
+    query = q.to(wide)
+    # a column at a time: all at once would copy A keys a row
+    scores = torch.stack([(query * gen_k[user, own].to(wide)).sum(-1) for own in slots.unbind(-1)], dim=-1)
+    scores += bias[distance].transpose(2, 3).to(wide)  # [U, R, H, A]
+    weights = torch.softmax(scores.masked_fill(~there[:, :, None, :], -torch.inf), dim=-1)
+    mixed = torch.zeros_like(query)
+    for column, own in enumerate(slots.unbind(-1)):
+        # an absent token has weight 0, but 0 * NaN is NaN: what lies in an unused slot must not matter
+        value = gen_v[user, own].to(wide).masked_fill(~there[:, :, column, None, None], 0)
+        mixed += weights[..., column, None] * value
+    return mixed.to(q.dtype)
