@@ -18,10 +18,8 @@ from xgr_engine.models.ops import Ops
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.rows import Rows
 from xgr_engine.models.spec import EncoderDecoderSpec
-from xgr_engine.xattention.biased import SameLength, by_length, distance_bucket, encoder_attention, own_attention
+from xgr_engine.xattention.biased import by_length, distance_table, encoder_attention, encoder_bias, own_attention
 from xgr_engine.xattention.cache import KVCache
-
-_LONGEST_ANSWER = 64  # tokens of a semantic ID with its suffix; the table of biases ends there
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,9 @@ class EncoderDecoder:
         self.ops = ops
         self.device = embed.device
         self.dtype = embed.dtype
-        distance = -torch.arange(_LONGEST_ANSWER, device=self.device)
-        self._own_bias = self.decoder.bias.float()[self._bucket(distance, both_ways=False)]
+        far = spec.max_distance
+        self._encoder_bias = distance_table(self.encoder.bias, both_ways=True, max_distance=far)
+        self._own_bias = distance_table(self.decoder.bias, both_ways=False, max_distance=far).float()
 
     def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
         """A cache for this model with one slot a user more: the last holds the start token."""
@@ -179,28 +178,18 @@ class EncoderDecoder:
         eps = self.spec.rms_eps
         starts = [sum(pack.lengths[:user]) for user in range(len(pack.lengths))]
         groups = by_length(starts, pack.lengths, self.device)
-        biases = [self._encoder_bias(group) for group in groups]
+        bias = encoder_bias(self._encoder_bias, max(pack.lengths))
         residual = F.embedding(pack.tokens, self.embed)
         delta: Tensor | None = None
         for layer in self.encoder_layers:
             x = self.ops.add_rms_norm(residual, delta, layer.attention.norm, eps)
             q, k, v = linear(x, layer.attention.qkv).view(len(x), 3, *self._heads).unbind(1)
-            mixed = encoder_attention(q, k, v, groups, biases)
+            mixed = encoder_attention(q, k, v, groups, bias)
             x = self.ops.add_rms_norm(
                 residual, linear(mixed.flatten(1), layer.attention.out), layer.feed_forward.norm, eps
             )
             delta = layer.feed_forward(x)
         return self.ops.add_rms_norm(residual, delta, self.encoder.norm, eps)
-
-    def _encoder_bias(self, group: SameLength) -> Tensor:
-        """[H, n, n] of sequences of n tokens."""
-        place = torch.arange(group.length, device=self.device)
-        bucket = self._bucket(place[None, :] - place[:, None], both_ways=True)
-        return self.encoder.bias[bucket].permute(2, 0, 1).to(self.dtype).contiguous()
-
-    def _bucket(self, distance: Tensor, *, both_ways: bool) -> Tensor:
-        spec = self.spec
-        return distance_bucket(distance, both_ways=both_ways, buckets=spec.num_buckets, max_distance=spec.max_distance)
 
     # ---- decoder ----------------------------------------------------------------------------------------------------
 

@@ -66,21 +66,47 @@ def distance_bucket(distance: Tensor, *, both_ways: bool, buckets: int, max_dist
     return first + torch.where(away < exact, away, large)
 
 
-def encoder_attention(q: Tensor, k: Tensor, v: Tensor, groups: list[SameLength], biases: list[Tensor]) -> Tensor:
+def distance_table(weight: Tensor, *, both_ways: bool, max_distance: int) -> Tensor:
+    """The bias of every distance that has one of its own, [distances, H] in the dtype of ``weight`` [buckets, H].
+
+    Key distances -max_distance .. max_distance of an encoder (``both_ways``), distances 0 .. max_distance back of a
+    decoder; what is farther has the bias at the table's end. The buckets are found on the host, whose logarithm decides
+    an edge the same way wherever the model runs.
+    """
+    distance = torch.arange(-max_distance, max_distance + 1) if both_ways else -torch.arange(max_distance + 1)
+    bucket = distance_bucket(distance, both_ways=both_ways, buckets=len(weight), max_distance=max_distance)
+    return weight[bucket.to(weight.device)]
+
+
+def encoder_bias(table: Tensor, longest: int) -> Tensor:
+    """Biases [H, m, m], query by key, m >= ``longest`` a multiple of 8, from a table [distances, H] of both ways.
+
+    Shorter sequences read a corner of it: the bias depends on the distance alone. A GPU's kernel reads rows that begin
+    at multiples of 16 bytes as they are, and copies others at every call.
+    """
+    size = -(-longest // 8) * 8
+    place = torch.arange(size, device=table.device)
+    far = len(table) // 2
+    index = (place[None, :] - place[:, None]).clamp_(-far, far).add_(far)
+    return table.t().contiguous()[:, index]
+
+
+def encoder_attention(q: Tensor, k: Tensor, v: Tensor, groups: list[SameLength], bias: Tensor) -> Tensor:
     """Every token attends to every token of its sequence.
 
     Args:
         q, k, v: [N, H, D] packed sequences.
         groups: which rows belong together; each row in exactly one.
-        biases: per group [H, n, n], query by key, in the dtype of q.
+        bias: [H, m, m], query by key, in the dtype of q; m at least the longest sequence.
 
     Returns:
         [N, H, D].
     """
-    out = torch.empty_like(q)
-    for group, bias in zip(groups, biases, strict=True):
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for group in groups:
         query, keys, values = (t[group.rows].transpose(1, 2) for t in (q, k, v))  # [S, H, n, D]
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias[None], scale=1.0)
+        corner = bias[None, :, : group.length, : group.length]
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=corner, scale=1.0)
         out[group.rows] = mixed.transpose(1, 2)
     return out
 
@@ -92,14 +118,14 @@ def own_attention(q: Tensor, gen_k: Tensor, gen_v: Tensor, ancestors: Tensor, bi
         q: [U, R, H, D].
         gen_k, gen_v: [U, S, H, D] generated tokens, S slots a user.
         ancestors: int [U, R, A] the slots of a row's tokens in order, its own last; -1 = none. The first is there.
-        bias: float32 [P, H] by distance to an earlier token, P > A.
+        bias: float32 [P, H] by distance back to a token; what is farther than P - 1 counts as P - 1.
 
     Returns:
         [U, R, H, D] in the dtype of q; sums in float32 (float64 for float64 inputs).
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     there = ancestors >= 0
-    distance = there.sum(-1, keepdim=True) - there.cumsum(-1)
+    distance = (there.sum(-1, keepdim=True) - there.cumsum(-1)).clamp_max_(len(bias) - 1)
     slots = ancestors.clamp_min(0).long()
     user = torch.arange(len(q), device=q.device)[:, None]
     query = q.to(wide)
