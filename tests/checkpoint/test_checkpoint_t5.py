@@ -25,8 +25,12 @@ from xgr_engine.models.spec import EncoderDecoderSpec
 
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # As transformers 4 wrote a T5 of version 1.1, and 5 the same.
-OWN_HEAD = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-UNSCALED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": True, "scale_decoder_outputs": False}
+OWN_HEAD: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+UNSCALED: dict[str, Any] = {
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": True,
+    "scale_decoder_outputs": False,
+}
 
 
 def converted(source: Path, **more: Any) -> ConvertReport:
@@ -75,8 +79,8 @@ def test_spec_says_what_the_config_says() -> None:
 
 
 def test_what_a_config_leaves_out_is_transformers_default() -> None:
-    left_out = ("num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance")
-    left_out += ("layer_norm_epsilon", "feed_forward_proj", "decoder_start_token_id", "pad_token_id")
+    left_out = ["num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance"]
+    left_out += ["layer_norm_epsilon", "feed_forward_proj", "decoder_start_token_id", "pad_token_id"]
     spec = spec_of(**dict.fromkeys(left_out))
     assert (spec.num_layers, spec.num_buckets, spec.max_distance, spec.rms_eps) == (2, 32, 128, 1e-6)
     assert (spec.gated, spec.start_token, spec.max_context) == (False, 0, 2048)
