@@ -119,8 +119,11 @@ def test_end_tokens_that_cannot_be(tmp_path: Path) -> None:
     source = make_t5(tmp_path / "source")
     with pytest.raises(CheckpointError, match="end token 1 is also the token of code 1, level 1"):
         converted(source, token_offsets=(0, 10, 20))  # the offsets of a model without padding and end token
-    with pytest.raises(UsageError, match="--end-token 32: the model has tokens 0 to 31"):
+    with pytest.raises(UsageError, match="end token 32 is no token of the model, which has 0 to 31"):
         converted(source, end_token=32)
+    for named in (32, -1):
+        with pytest.raises(UsageError, match=f"end token {named} is no token of the model"):
+            converted(make_t5(tmp_path / f"named {named}", eos_token_id=named))
     with pytest.raises(UsageError, match="--end-token -1"):
         converted(source, end_token=-1)
     with pytest.raises(UsageError, match="--end-token 1: the prompt sids-only does not end"):

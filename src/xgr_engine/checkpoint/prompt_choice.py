@@ -44,13 +44,16 @@ def choose_prompt(
             hint=f"give --prompt {DECODER_PROMPT} for the history without words",
         )
     end_token = _end_token(options, config, tokenizer)
-    if options.end_token is not None and not options.end_token < config.spec.vocab_size:
-        raise UsageError(f"--end-token {options.end_token}: the model has tokens 0 to {config.spec.vocab_size - 1}")
     prompt = make_prompt_spec(choice, tokenizer, table, end_token)
     if options.end_token is not None and not prompt.eos_ids:
         raise UsageError(
             f"--end-token {options.end_token}: the prompt {prompt.name} does not end with an end token",
             hint="leave it out, or set eos in the template",
+        )
+    if prompt.eos_ids and not 0 <= prompt.eos_ids[0] < config.spec.vocab_size:
+        raise UsageError(
+            f"the end token {prompt.eos_ids[0]} is no token of the model, which has 0 to {config.spec.vocab_size - 1}",
+            hint="give the right one with --end-token ID",
         )
     return prompt
 
