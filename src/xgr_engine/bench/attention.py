@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xgr_engine.bench.baselines.architecture import decoder_only
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.timing import call_ms
 from xgr_engine.bench.workloads import Workload
@@ -70,7 +71,7 @@ def attention_times(workload: Workload) -> dict[str, Any]:
 
 
 def _measure(workload: Workload) -> dict[str, Any]:
-    device, scale = workload.model.device, workload.model.decoder.scale
+    device, scale = workload.model.device, decoder_only(workload.model).scale
     first = _make(workload, 0)
     size = sum(tensor.nbytes for tensor in (first.prompt_k, first.prompt_v))
     copies = 1 if device.type == "cpu" else max(1, min(_MOST_COPIES, -(-_COLD_BYTES // size)))

@@ -13,7 +13,6 @@ Every safe SID has to be in a contender's list, and nothing that is not possible
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -21,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xgr_engine.bench.plain import float32_model, same_dtype_model
 from xgr_engine.bench.workloads import Prompt, Workload
-from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
 from xgr_engine.models.head import Head
-from xgr_engine.models.ops import reference_ops
+from xgr_engine.models.model import Model
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.rows import Rows
 from xgr_engine.options import ScoreOver
@@ -110,16 +109,13 @@ class Definition:
         model = workload.model
         self.workload = workload
         self._levels = upload_trie(workload.catalog.trie, model.table.bind(workload.catalog.trie), model.device)
-        decoder = model.decoder
-        embed = decoder.embed.float()
-        exact = DecoderOnly(model.spec, embed, decoder.norm.float(), _Widened(decoder.layers), reference_ops())
-        self._exact = self._setup(exact, embed if model.head is decoder.embed else model.head.float(), Head)
+        exact = float32_model(model.decoder)
+        self._exact = self._setup(exact, exact.embed if model.spec.tied else model.head.float(), Head)
         self._rounded: SearchSetup | None = None
         if model.dtype != "float32":
-            plain = DecoderOnly(model.spec, decoder.embed, decoder.norm, decoder.layers, reference_ops())
-            self._rounded = self._setup(plain, model.head, _RoundedHead)
+            self._rounded = self._setup(same_dtype_model(model.decoder), model.head, _RoundedHead)
 
-    def _setup(self, decoder: DecoderOnly, weight: Tensor, make_head: type[Head]) -> SearchSetup:
+    def _setup(self, decoder: Model, weight: Tensor, make_head: type[Head]) -> SearchSetup:
         model, levels = self.workload.model, self.workload.catalog.trie.levels
         tokens = [torch.from_numpy(ids.astype(np.int64)).to(model.device) for ids in model.table.token_ids[:levels]]
         head = make_head(weight, tokens, decoder.ops)
@@ -159,15 +155,6 @@ class _RoundedHead(Head):
         """As :meth:`Head.level_scores`."""
         logits, normaliser = super().level_scores(hidden, level, over)
         return logits.to(self.weight.dtype).float(), normaliser
-
-
-class _Widened(list[LayerWeights]):
-    """Layers in float32, made one at a time: a whole model at four bytes a weight need not fit beside itself."""
-
-    def __iter__(self) -> Iterator[LayerWeights]:
-        for layer in super().__iter__():
-            present = {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
-            yield replace(layer, **{name: tensor.float() for name, tensor in present.items()})
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,10 @@ class HuggingFace(OneAtATime):
         for row, prompt in enumerate(prompts):  # padding goes in front
             ids[row, longest - len(prompt) :] = prompt
             mask[row, longest - len(prompt) :] = 1
+        # what stands before the codes: a prompt, or what an encoder-decoder's decoder starts with
+        before = 1 if self._model.config.is_encoder_decoder else longest
         for part in self._constraint.values():
-            _start(part, longest)
+            _start(part, before)
         steps = workload.catalog.trie.levels + len(workload.model.score_suffix)
         found = self._model.generate(
             input_ids=torch.from_numpy(ids).to(device),
@@ -142,7 +144,7 @@ class HuggingFace(OneAtATime):
             **self._constraint,
         )
         levels = workload.catalog.trie.levels
-        tokens = found.sequences[:, longest : longest + levels].cpu().numpy()
+        tokens = found.sequences[:, before : before + levels].cpu().numpy()
         scores = np.full(len(tokens), np.nan, np.float32)
         if scored:
             scores = found.sequences_scores.float().cpu().numpy()

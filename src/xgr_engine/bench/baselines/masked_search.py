@@ -21,7 +21,6 @@ from xgr_engine.bench.kernels import masks_reference
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
 from xgr_engine.kernels.linear import float32_product
-from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.model import Model
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
@@ -234,7 +233,7 @@ class MaskedRecommender(Recommender):
 
     def __init__(
         self,
-        model: DecoderOnly,
+        model: Model,
         head_weight: Tensor,
         trie: ItemTrie,
         table: SidTokenTable,
