@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec
 from xgr_engine.options import LANES, SearchOptions
 from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
@@ -67,7 +67,7 @@ class CostModel:
 
 
 def cost_model(
-    spec: ModelSpec, trie: ItemTrie, options: SearchOptions, suffix: int, itemsize: int, *, gpu: bool = False
+    spec: AnySpec, trie: ItemTrie, options: SearchOptions, suffix: int, itemsize: int, *, gpu: bool = False
 ) -> CostModel:
     """The formula of the module for a model, a catalog and a width.
 
@@ -81,6 +81,7 @@ def cost_model(
     layer = (4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size) * itemsize
     widths = [min(options.beam, trie.num_nodes(depth)) for depth in range(1, trie.levels + 1)]
     slots = sum(widths[:-1]) + options.beam * suffix
+    slots += isinstance(spec, EncoderDecoderSpec)  # the start token's
     level_codes = max((int(codes.max()) + 1 for codes in trie.codes if len(codes)), default=1)
     rows = [1, *widths[:-1]]
     candidates = sum(_widest(starts, count) for starts, count in zip(trie.child_start, rows, strict=False))
