@@ -24,4 +24,4 @@ def other_architecture(workload: Workload) -> str | None:
 
 
 def _reason(model: BenchModel) -> str:
-    return f"not available: it computes decoder-only models, and {model.name} is an encoder-decoder"
+    return f"not available: this computes decoder-only models, and {model.name} is an encoder-decoder"

@@ -57,6 +57,8 @@ class HuggingFace(OneAtATime):
         self._constraint = self._make_constraint(workload)
         self._sub_batch = self._best_sub_batch(workload)
         self.notes = [f"{self._sub_batch} prompt{'s' if self._sub_batch > 1 else ''} a call"]
+        if self._model.config._attn_implementation != "sdpa":
+            self.notes.append("no SDPA: this version of transformers has none for T5")
 
     def _make_constraint(self, workload: Workload) -> dict[str, Any]:
         return {"prefix_allowed_tokens_fn": TrieCallback(workload)}

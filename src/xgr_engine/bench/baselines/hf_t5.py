@@ -30,6 +30,8 @@ def t5_model(model: BenchModel) -> Any:
         wrapped = kind(config)
     wrapped.load_state_dict(dict(t5_tensors(model.decoder, model.head)), assign=True, strict=False)
     finished = ready(wrapped)
+    # generate makes its cache as deep as this says, which is the encoder's depth where nobody corrects it
+    finished.config.num_layers = model.decoder.spec.num_layers
     finished.generation_config.decoder_start_token_id = model.decoder.spec.start_token
     return finished
 
