@@ -26,6 +26,7 @@ import torch
 from rows import Prompts, Shape, World, compare, nothing, print_table, synchronize, write
 
 from xgr_engine.bench.memory import free_memory
+from xgr_engine.kernels.launch import gate_up_rows
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
 from xgr_engine.xschedule.memory import CostModel, cost_model
@@ -35,8 +36,9 @@ FORMULA = {
     "kv_a_token": "2 x layers x Hkv x D x bytes of a value",
     "shared_kv": "kv_a_token x users x prompt tokens",
     "generated_kv": "kv_a_token x users x slots; slots: min(W, nodes with children) of all levels but the last, summed",
-    "plan": "per_token x prompt tokens + per_row x rows + per_user x users + min(logits_cap, logits_per_row x rows), "
-    "rows = users x rows_per_user; coefficients: each row's cost_model, made as in xgr_engine/xschedule/memory.py",
+    "plan": "fixed + per_token x prompt tokens + per_row x rows + per_user x users + "
+    "min(logits_cap, logits_per_row x rows), rows = users x rows_per_user; coefficients: each row's cost_model, made "
+    "as in xgr_engine/xschedule/memory.py",
     "copy_a_beam": "kv_a_token x users x W x (prompt tokens + levels): by arithmetic, nothing shared between beams",
     "peak": "allocated bytes at the peak minus those before the recommender was made, minus fixed",
 }
@@ -105,7 +107,9 @@ def formula(world: World, geometry: str, shape: Shape, options: SearchOptions) -
     """Bytes from sizes alone."""
     model = world.model(geometry)
     spec, size = model.spec, model.decoder.embed.element_size()
-    cost = cost_model(spec, world.catalog.trie, options, 0, size, gpu=world.device.type == "cuda")
+    sizes, gpu = (spec.hidden_size, spec.intermediate_size), world.device.type == "cuda"
+    stored = gate_up_rows(world.device, model.decoder.dtype, *sizes, bias=spec.mlp_bias)
+    cost = cost_model(spec, world.catalog.trie, options, 0, size, gpu=gpu, gate_up_rows=stored)
     kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * size
     tokens, slots = shape.users * shape.context, world.recommender(geometry, options).setup.slots
     predicted = {

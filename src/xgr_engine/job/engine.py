@@ -116,7 +116,8 @@ def plan_memory(
     suffix = len(model.contract.suffix_ids)
     longest_prompt = model.spec.max_context - model.table.levels - suffix
     gpu = device.gpu_free is not None
-    cost = cost_model(model.spec, vocabulary.trie, search, suffix, _itemsize(model, device), gpu=gpu)
+    stored, itemsize = _gate_up_rows(model, device), _itemsize(model, device)
+    cost = cost_model(model.spec, vocabulary.trie, search, suffix, itemsize, gpu=gpu, gate_up_rows=stored)
     if max_memory is not None:
         budget, source = max_memory, "--max-memory"
     elif device.gpu_free is not None:
@@ -124,6 +125,22 @@ def plan_memory(
     else:
         budget, source = default_budget(None, memory().available), "a fixed share of main memory"
     return MemoryPlan(budget, source, cost, plan_limits(cost, budget, longest_prompt, gpu))
+
+
+def _gate_up_rows(model: ModelDir, device: Device) -> int | None:
+    """``gate_up_rows`` of :func:`cost_model`, by the kernels that the model will run on."""
+    if device.gpu_free is None:
+        return None
+    import torch
+
+    from xgr_engine.kernels.launch import gate_up_rows
+    from xgr_engine.models.ops import choose_ops
+
+    place, spec = torch.device(device.name), model.spec
+    if choose_ops(place).name != "triton":
+        return None
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return gate_up_rows(place, dtype, spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
 
 
 def device_peak_bytes(device: str) -> int | None:

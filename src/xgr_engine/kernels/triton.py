@@ -15,11 +15,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.kernels.launch import ceil_div, is_hopper, multiprocessors, power_of_two
+from xgr_engine.kernels.launch import FEW_SWIGLU_ROWS, ceil_div, is_hopper, multiprocessors, power_of_two
 from xgr_engine.kernels.linear import linear
 
-# Up to here two kernels are as good: 256 rows of Qwen3-1.7B, 56 layers' steps, 6.0 ms with two and 6.2 with one (H200).
-_FEW_ROWS = 256
 # Bytes of float32 logits alive at once: what the L2 cache of a data-centre GPU keeps, so that they never reach memory.
 _LOGITS_BYTES = 32 << 20
 
@@ -93,10 +91,11 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """Gate and up products with SwiGLU; see :func:`xgr_engine.kernels.reference.swiglu`.
 
-    On a Hopper GPU one kernel, which takes 0.86 of the time of a product and a pass over it (8000 x 2048 x 2 * 6144).
+    On a Hopper GPU one kernel (``launch.gate_up_rows`` tells the memory planner where), which takes 0.86 of the time of
+    a product and a pass over it (8000 x 2048 x 2 * 6144).
     Few rows have fewer tiles than the GPU has multiprocessors; cuBLAS cuts those smaller.
     """
-    if bias is None and is_hopper(x.device) and len(x) > _FEW_ROWS:
+    if bias is None and is_hopper(x.device) and len(x) > FEW_SWIGLU_ROWS:
         from xgr_engine.kernels import hopper  # Gluon is loaded only where it runs
 
         if hopper.covers(x, weight):

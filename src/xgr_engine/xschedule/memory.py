@@ -1,14 +1,17 @@
 """How large a batch may be: a cost model made of the model's sizes, and limits planned from it before the run.
 
-``bytes(batch) = per_token * T + per_row * R + per_user * U + min(logits_cap, logits_per_row * R)``
+``bytes(batch) = fixed + per_token * T + per_row * R + per_user * U + min(logits_cap, logits_per_row * R)``
 
 for U users with T prompt tokens together and R = U * rows_per_user beam rows (H hidden, I intermediate, n layers, Hq
 and Hkv heads of D, V vocabulary, b bytes a value, S slots a user for generated tokens):
 
 * prompt KV, kept for the whole batch:     ``per_token += 2 n Hkv D b``
 * prefill of one layer (residual twice, normed input, q k v, attention output, gate up, activation):
-  ``per_token += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
+  ``per_token += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``; where a fused kernel stores gate and up of the last G rows at most,
+  ``1 I`` instead of 3, and ``fixed = 2 I b G``
 * a decode step of one layer:              ``per_row   += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
+  (of a fused kernel too: what captured graphs keep is as large. 347 KB a row measured at Qwen3-1.7B, all things of a
+  row counted; 369 planned so, and 344 without gate and up)
 * attention scores against the prompt in float32, where no fused kernel runs: ``per_row += 4 Hq T`` for T = 1024
 * logits of a level's codes in float32:    ``per_row   += 4 C``
 * generated KV:                            ``per_user  += 2 n Hkv D b S``
@@ -58,16 +61,24 @@ class CostModel:
     logits_per_row: int = 0
     logits_cap: int = 0
     level_rows: int = 1
+    fixed: int = 0
 
     def of_batch(self, tokens: int, users: int) -> int:
         """Bytes of ``users`` users with ``tokens`` prompt tokens together."""
         rows = users * self.rows_per_user
         logits = min(self.logits_cap, self.logits_per_row * rows)
-        return self.per_token * tokens + self.per_row * rows + self.per_user * users + logits
+        return self.fixed + self.per_token * tokens + self.per_row * rows + self.per_user * users + logits
 
 
 def cost_model(
-    spec: AnySpec, trie: ItemTrie, options: SearchOptions, suffix: int, itemsize: int, *, gpu: bool = False
+    spec: AnySpec,
+    trie: ItemTrie,
+    options: SearchOptions,
+    suffix: int,
+    itemsize: int,
+    *,
+    gpu: bool = False,
+    gate_up_rows: int | None = None,
 ) -> CostModel:
     """The formula of the module for a model, a catalog and a width.
 
@@ -75,10 +86,12 @@ def cost_model(
         suffix: tokens of the score contract after every SID.
         itemsize: bytes of a value in the compute dtype.
         gpu: fused kernels and captured graphs run.
+        gate_up_rows: most rows whose gate and up products are ever stored; None: those of all rows.
     """
     kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
     heads = spec.num_heads + 2 * spec.num_kv_heads
     layer = (4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size) * itemsize
+    gate_up = 2 * spec.intermediate_size * itemsize
     widths = [min(options.beam, trie.num_nodes(depth)) for depth in range(1, trie.levels + 1)]
     slots = sum(widths[:-1]) + options.beam * suffix
     slots += isinstance(spec, EncoderDecoderSpec)  # the start token's
@@ -88,13 +101,14 @@ def cost_model(
     attention = 0 if gpu else 4 * spec.num_heads * min(_TYPICAL_PROMPT, spec.max_context)
     whole_vocabulary = options.score_over == "vocab" or suffix > 0
     return CostModel(
-        per_token=kv + layer,
+        per_token=kv + layer - (0 if gate_up_rows is None else gate_up),
         per_row=layer + attention + 4 * level_codes,
         per_user=kv * slots + 32 * candidates * (3 if gpu else 1),
         rows_per_user=max(widths, default=1),
         logits_per_row=8 * spec.vocab_size if whole_vocabulary else 0,
         logits_cap=2 * _LOGITS_CHUNK if whole_vocabulary else 0,
         level_rows=1 + sum(widths[:-1]),
+        fixed=gate_up * (gate_up_rows or 0),
     )
 
 
