@@ -21,6 +21,7 @@ from xgr_engine.bench.baselines.hf_weights import transformers_model
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.workloads import Batch, BenchCatalog, Workload
 from xgr_engine.system import version
+from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.xschedule.engines import is_out_of_memory
 
 # transformers marks beams that do not exist with -1e9; forbidden continuations stand at -inf.
@@ -232,14 +233,16 @@ class CsrConstraint:
 
 
 Children = list[dict[tuple[int, ...], list[int]]]
-_CHILDREN: WeakKeyDictionary[BenchCatalog, Children] = WeakKeyDictionary()
+_CHILDREN: WeakKeyDictionary[BenchCatalog, tuple[SidTokenTable, Children]] = WeakKeyDictionary()
 
 
 def node_children(workload: Workload) -> Children:
-    """Per level: the tokens of a prefix -> the tokens that may follow. Made once a catalog."""
-    if workload.catalog not in _CHILDREN:
-        _CHILDREN[workload.catalog] = _make_children(workload)
-    return _CHILDREN[workload.catalog]
+    """Per level: the tokens of a prefix -> the tokens that may follow. Made once a catalog and its model's tokens."""
+    table, children = _CHILDREN.get(workload.catalog, (None, []))
+    if table is not workload.model.table:
+        children = _make_children(workload)
+        _CHILDREN[workload.catalog] = (workload.model.table, children)
+    return children
 
 
 def _make_children(workload: Workload) -> Children:
