@@ -92,7 +92,7 @@ class NaiveT5:
         return x / (x.pow(2).mean(-1, keepdim=True) + self.spec.rms_eps).sqrt() * self.weights[f"{name}.weight"]
 
     def _attention(self, at: str, x: Tensor, source: Tensor, stack: str | None) -> Tensor:
-        """Of the tokens x to the tokens ``source``; a stack's bias where one is named, and no token ahead in a decoder."""
+        """Of the tokens x to the tokens ``source``; a stack has its bias, and a decoder sees no token ahead."""
         spec = self.spec
         shape = (-1, spec.num_heads, spec.head_dim)
         q = (x @ self.weights[f"{at}.q.weight"].T).view(shape)

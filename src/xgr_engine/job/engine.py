@@ -9,7 +9,7 @@ from typing import Any
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import BackendUnavailableError, UsageError
-from xgr_engine.models.spec import DTYPE_BYTES
+from xgr_engine.models.spec import DTYPE_BYTES, EncoderDecoderSpec
 from xgr_engine.options import SearchOptions
 from xgr_engine.system import cpu_name, memory
 from xgr_engine.xschedule.engines import Engine
@@ -129,7 +129,7 @@ def plan_memory(
 
 def _gate_up_rows(model: ModelDir, device: Device) -> int | None:
     """``gate_up_rows`` of :func:`cost_model`, by the kernels that the model will run on."""
-    if device.gpu_free is None:
+    if device.gpu_free is None or isinstance(model.spec, EncoderDecoderSpec):
         return None
     import torch
 

@@ -145,7 +145,9 @@ class _Batch:
             position=self.cache.lengths[user] + depth - 1,
             slots=user * self.cache.slots + beams.ancestors[user, row, -1],
             ancestors=ancestors,
-            cells=user * ancestors.shape[1] + grid_row,
+            cells=None
+            if len(user) == ancestors.shape[0] * ancestors.shape[1]
+            else user * ancestors.shape[1] + grid_row,
         )
         hidden = self.setup.model.decode(rows, self.cache)
         self.finite = self.finite & hidden.isfinite().all()

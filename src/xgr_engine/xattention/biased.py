@@ -104,7 +104,9 @@ def encoder_attention(q: Tensor, k: Tensor, v: Tensor, groups: list[SameLength],
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for group in groups:
-        query, keys, values = (t[group.rows].transpose(1, 2) for t in (q, k, v))  # [S, H, n, D]
+        shape = (*group.rows.shape, *q.shape[1:])
+        taken = (t.index_select(0, group.rows.flatten()).view(shape) for t in (q, k, v))
+        query, keys, values = (t.transpose(1, 2) for t in taken)  # [S, H, n, D]
         corner = bias[None, :, : group.length, : group.length]
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=corner, scale=1.0)
         out[group.rows] = mixed.transpose(1, 2)
@@ -126,16 +128,18 @@ def own_attention(q: Tensor, gen_k: Tensor, gen_v: Tensor, ancestors: Tensor, bi
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     there = ancestors >= 0
     distance = (there.sum(-1, keepdim=True) - there.cumsum(-1)).clamp_max_(len(bias) - 1)
-    slots = ancestors.clamp_min(0).long()
-    user = torch.arange(len(q), device=q.device)[:, None]
+    # a hole reads the first token, which is a number: its weight is 0, but 0 times what an unused slot holds may be NaN
+    slots = torch.where(there, ancestors, ancestors[..., :1]).long()
+    slots += torch.arange(len(q), device=q.device)[:, None, None] * gen_k.shape[1]
+    columns = [own.flatten() for own in slots.unbind(-1)]
+    keys, values = gen_k.flatten(0, 1), gen_v.flatten(0, 1)
     query = q.to(wide)
-    # a column at a time: all at once would copy A keys a row
-    scores = torch.stack([(query * gen_k[user, own].to(wide)).sum(-1) for own in slots.unbind(-1)], dim=-1)
+    # A column at a time: all at once would copy A keys a row. On a CPU index_select takes a quarter of indexing's time.
+    found = (keys.index_select(0, own).view(q.shape) for own in columns)
+    scores = torch.stack([(query * key.to(wide)).sum(-1) for key in found], dim=-1)
     scores += bias[distance].transpose(2, 3).to(wide)  # [U, R, H, A]
-    weights = torch.softmax(scores.masked_fill(~there[:, :, None, :], -torch.inf), dim=-1)
+    weights = torch.softmax(scores.masked_fill_(~there[:, :, None, :], -torch.inf), dim=-1)
     mixed = torch.zeros_like(query)
-    for column, own in enumerate(slots.unbind(-1)):
-        # an absent token has weight 0, but 0 * NaN is NaN: what lies in an unused slot must not matter
-        value = gen_v[user, own].to(wide).masked_fill(~there[:, :, column, None, None], 0)
-        mixed += weights[..., column, None] * value
+    for column, own in enumerate(columns):
+        mixed.addcmul_(weights[..., column, None], values.index_select(0, own).view(q.shape).to(wide))
     return mixed.to(q.dtype)
