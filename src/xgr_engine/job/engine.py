@@ -156,7 +156,7 @@ def device_peak_bytes(device: str) -> int | None:
 class LoadedWeights:
     """A model on its device, independent of catalog and search options."""
 
-    decoder: Any
+    model: Any
     head: Any
     device: Device
 
@@ -181,7 +181,7 @@ def build_engine(
     from xgr_engine.recommender import Recommender
 
     engine = Recommender(
-        weights.decoder,
+        weights.model,
         weights.head,
         vocabulary.trie,
         model.table,

@@ -8,6 +8,7 @@ decode steps are beam rows over that prompt, shared by all beams of a user, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,14 @@ from xgr_engine.models.ops import Ops
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.rows import Rows
 from xgr_engine.models.spec import EncoderDecoderSpec
-from xgr_engine.xattention.biased import by_length, distance_table, encoder_attention, encoder_bias, own_attention
+from xgr_engine.xattention.biased import (
+    by_length,
+    distance_table,
+    encoder_attention,
+    encoder_bias,
+    encoder_kernels,
+    own_attention,
+)
 from xgr_engine.xattention.cache import KVCache
 
 
@@ -145,7 +153,8 @@ class EncoderDecoder:
 
     def fill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
         """:meth:`prefill` into a cache that knows the prompts' lengths."""
-        encoded = self._encode(pack)
+        with encoder_kernels():
+            encoded = self._encode(pack)
         for index, layer in enumerate(self.layers):
             keys, values = linear(encoded, layer.cross.kv).view(len(encoded), 2, *self._heads).unbind(1)
             cache.prompt_k[index, pack.cache_rows] = keys
@@ -176,7 +185,7 @@ class EncoderDecoder:
     def _encode(self, pack: PackedPrompts) -> Tensor:
         """The encoder's output [N, H] for the packed tokens."""
         eps = self.spec.rms_eps
-        starts = [sum(pack.lengths[:user]) for user in range(len(pack.lengths))]
+        starts = [0, *accumulate(pack.lengths)][:-1]
         groups = by_length(starts, pack.lengths, self.device)
         bias = encoder_bias(self._encoder_bias, max(pack.lengths))
         residual = F.embedding(pack.tokens, self.embed)

@@ -7,11 +7,16 @@ tokens, found through the table of ancestors. Scores are not scaled.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# not cuDNN, which torch may prefer on Hopper: it builds a plan for every shape, and here each length is one
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,13 @@ def encoder_bias(table: Tensor, longest: int) -> Tensor:
     return table.t().contiguous()[:, index]
 
 
+def encoder_kernels() -> AbstractContextManager[None]:
+    """The kernels of torch that :func:`encoder_attention` is for, entered once around all layers."""
+    return sdpa_kernel(_KERNELS)
+
+
 def encoder_attention(q: Tensor, k: Tensor, v: Tensor, groups: list[SameLength], bias: Tensor) -> Tensor:
-    """Every token attends to every token of its sequence.
+    """Every token attends to every token of its sequence. Call it inside :func:`encoder_kernels`.
 
     Args:
         q, k, v: [N, H, D] packed sequences.
