@@ -90,10 +90,10 @@ def encoder_bias(table: Tensor, longest: int) -> Tensor:
     at multiples of 16 bytes as they are, and copies others at every call.
     """
     size = -(-longest // 8) * 8
-    place = torch.arange(size, device=table.device)
     far = len(table) // 2
-    index = (place[None, :] - place[:, None]).clamp_(-far, far).add_(far)
-    return table.t().contiguous()[:, index]
+    distance = torch.arange(1 - size, size, device=table.device).clamp_(-far, far).add_(far)
+    # row s of the windows begins at distance s + 1 - size: the last query's is the first
+    return table.t()[:, distance].unfold(1, size, 1).flip(1)
 
 
 def encoder_kernels() -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ kernel hides, and a start token of each user in the cache:
 
 * encoder (residual, two deltas, normed inputs; q k v, their copies sequence by sequence, two outputs; activation):
   ``per_token += (6 H + 8 A + f I) b`` in place of the prefill's line
-* the bias on its attention's scores, m x m for the longest prompt m, and the distances: ``fixed = (Hq b + 8) m^2``
+* the bias on its attention's scores, m x m for the longest prompt m there may be: ``fixed = Hq b m^2``
 * a decode step of one layer (the same with queries, own keys and values in float32, and the queries of both
   attentions): ``per_row += (6 H + 8 A + f I) b + 20 A`` in place of the other
 
@@ -133,7 +133,7 @@ def _layer_costs(spec: AnySpec, itemsize: int, gate_up_rows: int | None) -> _Lay
     if isinstance(spec, EncoderDecoderSpec):
         wide = heads * spec.head_dim
         layer = (6 * hidden + 8 * wide + (3 if spec.gated else 1) * inner) * itemsize
-        return _LayerCosts(layer, layer + 20 * wide, (heads * itemsize + 8) * spec.max_context**2)
+        return _LayerCosts(layer, layer + 20 * wide, heads * itemsize * spec.max_context**2)
     layer = (4 * hidden + 2 * (heads + 2 * spec.num_kv_heads) * spec.head_dim + 3 * inner) * itemsize
     gate_up = 2 * inner * itemsize
     hidden_part = 0 if gate_up_rows is None else gate_up
