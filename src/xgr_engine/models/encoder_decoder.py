@@ -206,6 +206,7 @@ class EncoderDecoder:
         """One decoder step; the first column of the ancestors is the start token's slot."""
         eps = self.spec.rms_eps
         users, width = rows.ancestors.shape[:2]
+        first = rows.ancestors.shape[2] == 1
         nobody = rows.ancestors.new_empty((users, width, 0))
         residual = F.embedding(rows.tokens, self.embed)
         delta: Tensor | None = None
@@ -215,8 +216,11 @@ class EncoderDecoder:
             q, k, v = linear(x, layer.attention.qkv).view(len(x), 3, *self._heads).unbind(1)
             gen_k.flatten(0, 1)[rows.slots] = k
             gen_v.flatten(0, 1)[rows.slots] = v
-            mixed = own_attention(_grid(q, rows), gen_k, gen_v, rows.ancestors, self._own_bias)
-            delta = linear(_listed(mixed, rows).flatten(1), layer.attention.out)
+            if first:  # a softmax over one token is that token's value
+                mixed = v
+            else:
+                mixed = _listed(own_attention(_grid(q, rows), gen_k, gen_v, rows.ancestors, self._own_bias), rows)
+            delta = linear(mixed.flatten(1), layer.attention.out)
             x = self.ops.add_rms_norm(residual, delta, layer.cross.norm, eps)
             mixed = self.ops.beam_attention(
                 _grid(linear(x, layer.cross.q).view(-1, *self._heads), rows),

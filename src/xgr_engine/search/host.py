@@ -145,9 +145,7 @@ class _Batch:
             position=self.cache.lengths[user] + depth - 1,
             slots=user * self.cache.slots + beams.ancestors[user, row, -1],
             ancestors=ancestors,
-            cells=None
-            if len(user) == ancestors.shape[0] * ancestors.shape[1]
-            else user * ancestors.shape[1] + grid_row,
+            cells=None if len(user) == ancestors.shape[:2].numel() else user * ancestors.shape[1] + grid_row,
         )
         hidden = self.setup.model.decode(rows, self.cache)
         self.finite = self.finite & hidden.isfinite().all()
