@@ -27,6 +27,7 @@ from rows import Prompts, Shape, World, compare, nothing, print_table, synchroni
 
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.kernels.launch import gate_up_rows
+from xgr_engine.models.spec import EncoderDecoderSpec
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
 from xgr_engine.xschedule.memory import CostModel, cost_model
@@ -108,7 +109,9 @@ def formula(world: World, geometry: str, shape: Shape, options: SearchOptions) -
     model = world.model(geometry)
     spec, size = model.spec, model.decoder.embed.element_size()
     sizes, gpu = (spec.hidden_size, spec.intermediate_size), world.device.type == "cuda"
-    stored = gate_up_rows(world.device, model.decoder.dtype, *sizes, bias=spec.mlp_bias)
+    stored = None
+    if not isinstance(spec, EncoderDecoderSpec):
+        stored = gate_up_rows(world.device, model.decoder.dtype, *sizes, bias=spec.mlp_bias)
     cost = cost_model(spec, world.catalog.trie, options, 0, size, gpu=gpu, gate_up_rows=stored)
     kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * size
     tokens, slots = shape.users * shape.context, world.recommender(geometry, options).setup.slots

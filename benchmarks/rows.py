@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import time
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import torch  # noqa: E402
 
 from xgr_engine.bench.geometries import find_geometry  # noqa: E402
 from xgr_engine.bench.workloads import BenchCatalog, BenchModel, random_weights, synthetic_catalog  # noqa: E402
-from xgr_engine.models.decoder_only import DecoderOnly  # noqa: E402
 from xgr_engine.models.ops import reference_ops  # noqa: E402
 from xgr_engine.options import SearchOptions  # noqa: E402
 from xgr_engine.recommender import Recommender  # noqa: E402
@@ -132,8 +132,8 @@ def compare(
         found: items a user, leaves and scores of at least these users, back to back, best first.
     """
     model = world.model(geometry)
-    decoder = model.decoder
-    plain = DecoderOnly(decoder.spec, decoder.embed, decoder.norm, decoder.layers, reference_ops())
+    plain = copy(model.decoder)
+    plain.ops = reference_ops()
     reference = Recommender(plain, model.head, world.catalog.trie, model.table, options)
     other = reference.run(prompts, nothing(len(prompts)))
     counts, leaves, scores = found

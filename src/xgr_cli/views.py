@@ -50,11 +50,11 @@ def show_vocabulary(out: Output, record: dict[str, Any]) -> None:
 def show_model(out: Output, record: dict[str, Any]) -> None:
     """``record`` as ``xgr inspect`` makes it from a model directory."""
     spec, contract, checked = record["spec"], record["contract"], record["vocab_checked"]
-    heads = f"{spec['num_heads']} query and {spec['num_kv_heads']} key-value heads of {spec['head_dim']}"
+    heads = f"{spec['num_heads']} query and {spec.get('num_kv_heads', spec['num_heads'])} key-value heads"
     levels = [f"{show(level['codes'])} {level['template'] or 'bare codes'}" for level in record["sid_tokens"]]
     out.fields(
         {
-            "architecture": f"{spec['family']}, {spec['num_layers']} layers of {spec['hidden_size']}, {heads}",
+            "architecture": f"{spec['family']}, {layers(spec)} of {spec['hidden_size']}, {heads} of {spec['head_dim']}",
             "parameters": record["parameters"],
             "weights": f"{record['weight_bytes'] / 1e6:,.1f} MB, {spec['dtype']}",
             "output head": "the embedding (tied)" if spec["tied"] else "its own",
@@ -62,6 +62,7 @@ def show_model(out: Output, record: dict[str, Any]) -> None:
             "context": f"{show(spec['max_context'])} tokens",
             "tokens a level": levels,
             "prompt": record["prompt"]["name"],
+            **({"end token": record["prompt"]["eos_ids"][0]} if "eos_ids" in record["prompt"] else {}),
             "score suffix": repr(contract["score_suffix_text"]) if contract["score_suffix"] else "none",
             "checked against": checked and f"{checked['path']} ({checked['content_hash']})",
             "source": record["source"]["path"],
@@ -71,6 +72,13 @@ def show_model(out: Output, record: dict[str, Any]) -> None:
         },
         title=f"Model {record['path']}",
     )
+
+
+def layers(spec: dict[str, Any]) -> str:
+    """How many, as words: ``28 layers``, ``4 encoder and 4 decoder layers``."""
+    if "num_encoder_layers" in spec:
+        return f"{spec['num_encoder_layers']} encoder and {spec['num_layers']} decoder layers"
+    return f"{spec['num_layers']} layers"
 
 
 def _verified(record: dict[str, Any]) -> dict[str, str]:

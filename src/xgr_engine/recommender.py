@@ -15,8 +15,8 @@ from torch import Tensor
 
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import InputError, XgrError
-from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.head import Head
+from xgr_engine.models.model import Model
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.options import LANES, SearchOptions, UserRules
 from xgr_engine.search.host import HostSearch, SearchCounters
@@ -73,7 +73,7 @@ class Recommender:
     """Trie beam search over one model and one catalog.
 
     Args:
-        model: a decoder; head_weight: its output projection [V, H].
+        model: any architecture; head_weight: its output projection [V, H].
         trie: the catalog; table: the model's SID tokens. A code without a token is an error.
         options: beam width and the rest.
         score_suffix: token ids that belong to every answer's score but to no SID (the model's score contract).
@@ -86,7 +86,7 @@ class Recommender:
 
     def __init__(
         self,
-        model: DecoderOnly,
+        model: Model,
         head_weight: Tensor,
         trie: ItemTrie,
         table: SidTokenTable,
@@ -175,10 +175,11 @@ class Recommender:
         exclusions = find_dead_nodes(self.trie, excluded)
         dead = DeadNodes.of(exclusions)
         device = self.model.device
+        share = self.model.causal
         if self._uploads is None:
-            return ReadyBatch(exclusions, PackedPrompts.of(prompts, device), dead.to(device))
+            return ReadyBatch(exclusions, PackedPrompts.of(prompts, device, share=share), dead.to(device))
         with torch.cuda.stream(self._uploads):
-            pack = PackedPrompts.of(prompts, device)
+            pack = PackedPrompts.of(prompts, device, share=share)
             return ReadyBatch(exclusions, pack, dead.to(device), self._uploads.record_event())
 
     @torch.inference_mode()

@@ -234,7 +234,7 @@ def test_wishes_change_a_preset_and_contradictions_are_refused() -> None:
         BenchWishes(model="m", vocab="v", geometry="quick"),
         BenchWishes(inputs=("u",)),
         BenchWishes(baselines="nobody"),
-        BenchWishes(geometry="t5-tiger"),
+        BenchWishes(geometry="t5"),
         BenchWishes(context="8", shared_prefix=8),
         BenchWishes(budget_s=float("nan")),
         BenchWishes(slo_ms=float("nan")),

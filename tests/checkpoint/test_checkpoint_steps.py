@@ -12,9 +12,9 @@ from checkpoint_support import LLAMA3_ROPE, make_checkpoint
 
 from xgr_engine.checkpoint.convert import convert
 from xgr_engine.checkpoint.options import ConvertOptions
-from xgr_engine.models.decoder_only import Rows
 from xgr_engine.models.loading import load_model
 from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.models.rows import Rows
 
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2 tied": {"family": "qwen2", "tied": True},

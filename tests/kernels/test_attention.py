@@ -78,6 +78,7 @@ SPLIT = AttentionTiles(64, 16, 8, 2, splits=3)
         ((64, 128), 5, 2, 2, 8, 64),
         ((0, 40), 9, 2, 1, 2, 64),
         ((100,), 33, 0, 2, 2, 64),
+        ((41, 1, 0), 50, 0, 6, 1, 64),  # the cross attention of a T5
         ((70,), 20, 2, 1, 2, 80),
     ],
 )
@@ -173,7 +174,8 @@ def test_hopper_tiles_of_a_wide_beam():
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(
-    ("dim", "group", "own"), [(128, 2, 2), (64, 1, 1), (128, 8, 0), (64, 4, 4), (128, 3, 3), (128, 1, 3)]
+    ("dim", "group", "own"),
+    [(128, 2, 2), (64, 1, 1), (128, 8, 0), (64, 4, 4), (128, 3, 3), (128, 1, 3), (64, 1, 0)],
 )
 @pytest.mark.parametrize(("keys", "stages"), [(64, 4), (128, 2)])
 def test_hopper_kernel(dim, group, own, splits, keys, stages):

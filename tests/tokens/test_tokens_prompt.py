@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_support import KINDS, byte_level, llama_first, random_history, save_tokenizer, table_of
+from token_support import KINDS, byte_level, llama_first, random_history, save_tokenizer, t5_like, table_of
 from tokenizers import AddedToken, Tokenizer
 
 from xgr_engine.errors import CheckpointError, HistoryError, UsageError
-from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spec
+from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spec, tokenizer_end_token
 from xgr_engine.tokens.sid_tokens import offset_token_table
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.templates import PRESETS, parse_template
@@ -234,14 +234,13 @@ def test_ready_prompts(tmp_path: Path) -> None:
 def test_presets_render_with_qwens_kind_of_tokenizer(preset: str, tmp_path: Path) -> None:
     source = source_of(byte_level(), tmp_path)
     table = table_of(source.tokenizer)
-    spec = make_prompt_spec(preset, source, table)
+    spec = make_prompt_spec(preset, source, table, end_token=0)
     assert spec.bos_ids == ()
     renderer = PromptRenderer(spec, source.path, table, 4096)
     assert renderer.places_ids
     history = random_history(table, 7, 1)
-    assert renderer.render([history])[0].token_ids.tolist() == tokenised(
-        source.tokenizer, spec.template, table, history
-    )
+    text = tokenised(source.tokenizer, spec.template, table, history)
+    assert renderer.render([history])[0].token_ids.tolist() == text + [0] * (preset == "tiger")
 
 
 def test_bos_of_the_tokenizer_itself_and_by_name(tmp_path: Path) -> None:
@@ -289,9 +288,82 @@ def test_models_without_tokenizer_take_histories_without_words() -> None:
         PromptRenderer(make_prompt_spec("lc-rec", None, table), None, table, 4096)
 
 
-def test_spec_round_trip() -> None:
-    spec = PromptSpec("mine.j2", TEMPLATES["cut"], (1, 2))
+def test_tiger_equals_transformers_tokenising_the_text(tmp_path: Path) -> None:
+    """As LETTER-TIGER does it: the history's tokens as text, and what T5's tokenizer puts behind it."""
+    from transformers import PreTrainedTokenizerFast
+
+    source = source_of(t5_like(), tmp_path, eos="</s>")
+    table = table_of(source.tokenizer)
+    spec = make_prompt_spec("tiger", source, table, tokenizer_end_token(source))
+    assert (spec.bos_ids, spec.eos_ids) == ((), (1,))
+    renderer = PromptRenderer(spec, source.path, table, 4096)
+    assert renderer.places_ids
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(source.path))
+    for length in (0, 1, 5):
+        history = random_history(table, length, length, whole=True)
+        text = "".join(f"<{'abc'[level]}_{code}>" for sid in history for level, code in enumerate(sid))
+        assert renderer.render([history])[0].token_ids.tolist() == theirs(text)["input_ids"]
+    assert renderer.encode_ready("<a_1><b_2>").tolist() == theirs("<a_1><b_2>")["input_ids"]
+    assert renderer.encode_ready("<a_1></s>").tolist() == theirs("<a_1>")["input_ids"]  # it is not doubled
+    assert renderer.encode_ready([5, 6]).tolist() == [5, 6]  # ids are complete
+
+
+def test_end_token_of_a_tokenizer(tmp_path: Path) -> None:
+    assert tokenizer_end_token(source_of(t5_like(), tmp_path / "named", eos="</s>")) == 1
+    assert tokenizer_end_token(source_of(t5_like(), tmp_path / "unnamed")) is None
+    assert tokenizer_end_token(source_of(t5_like(), tmp_path / "unknown", eos="<|end|>")) is None
+
+
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    room=st.integers(2, 30),
+    seed=st.integers(0, 1000),
+)
+@settings(deadline=None)
+def test_the_oldest_items_go_and_the_end_token_stays(lengths: list[int], room: int, seed: int) -> None:
+    table = offset_token_table((2, 12, 22), 32)
+    renderer = PromptRenderer(make_prompt_spec("tiger", None, table, end_token=1), None, table, room + 3)
+    assert renderer.shared_prefix().tolist() == []
+    histories = [random_history(table, length, seed + at, whole=True) for at, length in enumerate(lengths)]
+    codes = np.array([sid for history in histories for sid in history], np.int32).reshape(-1, 3)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    for history, one, many in zip(
+        histories, renderer.render(histories), renderer.render_codes(codes, offsets), strict=True
+    ):
+        kept = min(len(history), (room - 1) // 3)
+        ids = [2 + 10 * level + code for sid in history[len(history) - kept :] for level, code in enumerate(sid)]
+        assert one.token_ids.tolist() == many.token_ids.tolist() == [*ids, 1]
+        assert one.dropped == many.dropped == len(history) - kept
+
+
+def test_end_token_in_a_users_template(tmp_path: Path) -> None:
+    """Words and loops too: the end token stands behind the whole text."""
+    source = source_of(t5_like(), tmp_path, eos="</s>")
+    table = table_of(source.tokenizer)
+    for text in ("The items {{ history }}, next", "{% for item in items %}{{ item }} {% endfor %}"):
+        file = tmp_path / "mine.j2"
+        file.write_text('{% set eos = "eos-token" %}' + text)
+        spec = make_prompt_spec(str(file), source, table, 1)
+        history = random_history(table, 3, 3)
+        rendered = PromptRenderer(spec, source.path, table, 4096).render([history])[0].token_ids.tolist()
+        assert rendered == [*tokenised(source.tokenizer, spec.template, table, history), 1]
+
+
+def test_end_token_that_cannot_be() -> None:
+    table = offset_token_table((2, 12, 22), 32)
+    with pytest.raises(CheckpointError, match=r"neither tokenizer nor config\.json names one") as caught:
+        make_prompt_spec("tiger", None, table)
+    assert "--end-token" in caught.value.hint
+    with pytest.raises(CheckpointError, match="end token 15 is also the token of code 3, level 2"):
+        make_prompt_spec("tiger", None, table, 15)
+    assert make_prompt_spec("sids-only", None, table, 15).eos_ids == ()
+
+
+@pytest.mark.parametrize("eos", [(), (3,)])
+def test_spec_round_trip(eos: tuple[int, ...]) -> None:
+    spec = PromptSpec("mine.j2", TEMPLATES["cut"], (1, 2), eos)
     assert PromptSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert ("eos_ids" in spec.to_json()) == bool(eos)  # other models keep their fingerprints
 
 
 @pytest.mark.shared_data

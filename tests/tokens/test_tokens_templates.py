@@ -26,6 +26,7 @@ WORDING = {
         "Can you predict the next possible item that the user may expect?\n\n### Response:"
     ],
     "sids-only": ["<a_1><b_2><a_3><b_4>"],
+    "tiger": ["<a_1><b_2><a_3><b_4>"],  # and the end token, which is no text
     "openonerec": [
         "<|im_start|>system\n你是一个智能推荐助手，能够根据用户的浏览历史预测用户可能感兴趣的下一个内容。<|im_end|>\n"
         "<|im_start|>user\n根据以下用户浏览记录，请预测用户接下来可能观看的内容：\n"
@@ -63,7 +64,7 @@ def test_settings_of_a_users_file(tmp_path: Path) -> None:
     template = parse_template(*read_template(str(file)))
     assert template.name == "mine.j2"
     assert template.parts(ITEMS) == ["Seen:\n[<a_1><b_2>]\n[<a_3><b_4>]\nNext:"]
-    assert (template.bos, template.single_tokens) == ("none", ("<x>", "<y>"))
+    assert (template.bos, template.eos, template.single_tokens) == ("none", "none", ("<x>", "<y>"))
 
 
 def test_loops_and_conditions_over_items() -> None:
@@ -102,6 +103,7 @@ def test_when_the_history_can_be_placed_by_id(text: str, one_history: bool, fixe
         ('{{ history }}{% set joner = ", " %}', "joner is set and never used"),
         ("{{ history }}{% set joiner = 3 %}", "joiner must be a text"),
         ('{{ history }}{% set bos = "yes" %}', "bos must be one of"),
+        ('{{ history }}{% set eos = "yes" %}', "eos must be one of none, eos-token"),
         ("{{ history }}\ufdd0", r"U\+FDD0"),
     ],
 )

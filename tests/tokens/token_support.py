@@ -51,6 +51,20 @@ def llama_first(sids: Sequence[str] = SID_TEXTS) -> Tokenizer:
     return _with_bos(_with_tokens(tokenizer, sids, ()))
 
 
+def t5_like(sids: Sequence[str] = SID_TEXTS) -> Tokenizer:
+    """T5's kind: unigram pieces, a blank in front of every piece of text, the end token behind a whole text."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -2.0), ("▁", -3.0)]
+    pieces += [(character, -4.0) for character in sorted({character for line in CORPUS for character in line})]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return _with_tokens(tokenizer, sids, ())
+
+
 KINDS = {"byte_level": byte_level, "llama_legacy": llama_legacy, "llama_first": llama_first}
 
 

@@ -1,7 +1,7 @@
 """Convert a checkpoint to an xgr model directory: weights, semantic-ID tokens, prompt and score contract.
 
-SOURCE is a Hugging Face directory of a Qwen2, Qwen2.5, Qwen3 or Llama model in safetensors. Everything is checked
-before anything is written; the same conversion again finds that there is nothing to do.
+SOURCE is a Hugging Face directory of a Qwen2, Qwen2.5, Qwen3, Llama or T5 (TIGER) model in safetensors. Everything is
+checked before anything is written; the same conversion again finds that there is nothing to do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from xgr_cli.options import LogEvery, argument, option
 from xgr_cli.output import Output
 from xgr_cli.progress import make_progress
+from xgr_cli.views import layers
 from xgr_engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "xgr convert checkpoint/ --vocab vocab --out model --prompt minionerec-eval",
     "xgr convert checkpoint/ --prompt my_prompt.j2 --score-suffix eos --verify",
-    "xgr convert llama-tiger/ --token-offsets 2,258,514",
+    "xgr convert t5-tiger/ --token-offsets 2,258,514,770 --prompt tiger",
 )
 
 DEFAULT_VOCAB = Path("vocab")
@@ -57,10 +58,20 @@ def convert(
         str | None,
         option(
             "--prompt",
-            help="lc-rec, minionerec-eval, openonerec, sids-only, or a Jinja template file",
+            help="lc-rec, minionerec-eval, openonerec, sids-only, tiger, or a Jinja template file",
             panel="Model",
             metavar="PRESET|FILE.j2",
-            show_default="sids-only",
+            show_default="sids-only, for a T5 tiger",
+        ),
+    ] = None,
+    end_token: Annotated[
+        int | None,
+        option(
+            "--end-token",
+            help="id of the end token behind the prompt, for prompts that have one (tiger)",
+            panel="Model",
+            metavar="ID",
+            show_default="the tokenizer's, else that of config.json",
         ),
     ] = None,
     sid_tokens: Annotated[
@@ -103,13 +114,14 @@ def convert(
     log_every: LogEvery = 60.0,
 ) -> None:
     """See the module."""
-    from xgr_engine.checkpoint.options import DEFAULT_PROMPT, ConvertOptions, describe
+    from xgr_engine.checkpoint.options import ConvertOptions, describe
 
     options = ConvertOptions(
         source=source,
         out=out,
         dtype=dtype,
-        prompt=prompt or DEFAULT_PROMPT,
+        prompt=prompt,
+        end_token=end_token,
         sid_tokens=sid_tokens,
         token_offsets=None if token_offsets is None else _offsets(token_offsets),
         score_suffix=score_suffix,
@@ -123,7 +135,8 @@ def convert(
 
     report = run(options, vocabulary, make_progress(output, log_every))
     if prompt is None:  # only now: beside an error about something else it would mislead
-        output.note(f"no --prompt: {DEFAULT_PROMPT}, the tokens of the history without words")
+        kind = "and the end token" if report.model.prompt.eos_ids else "without words"
+        output.note(f"no --prompt: {report.model.prompt.name}, the tokens of the history {kind}")
     for warning in report.warnings:
         output.warn(warning)
     record = describe(report)
@@ -156,13 +169,14 @@ def _show(output: Output, record: dict[str, Any]) -> None:
         {
             "model": record["model"],
             "state": "written" if record["status"] == "written" else unchanged,
-            "architecture": f"{record['family']}, {spec['num_layers']} layers, hidden {spec['hidden_size']}",
+            "architecture": f"{record['family']}, {layers(spec)}, hidden {spec['hidden_size']}",
             "parameters": record["parameters"],
             "dtype": spec["dtype"],
             "output head": "the embedding (tied)" if spec["tied"] else "its own",
             "context": spec["max_context"],
             "tokens a level": ", ".join(tokens),
             "prompt": record["prompt"],
+            "end token": record["end_token"],
             "score suffix": repr(record["contract"]["score_suffix_text"])
             if record["contract"]["score_suffix"]
             else None,

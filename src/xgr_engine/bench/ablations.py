@@ -46,7 +46,8 @@ def run_ablations(workload: Workload, budget: Budget, note: Note) -> dict[str, A
     Returns:
         The workload and one entry a part; ``slower`` is how many times longer a user takes without it.
     """
-    if not workload.prompts and not workload.shared_prefix and workload.users > 1:
+    sharing = workload.model.decoder.causal and workload.users > 1
+    if not workload.prompts and not workload.shared_prefix and sharing:
         workload = replace(workload, shared_prefix=workload.context // _PREFIX_SHARE)
     names = ["xgr", *(ablation.contender for ablation in ABLATIONS if ablation.contender)]
     row = Row(workload, names, budget, note).measure()

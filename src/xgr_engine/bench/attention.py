@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xgr_engine.bench.baselines.architecture import decoder_only
 from xgr_engine.bench.kernels.decode_layer import DecodeShape, Layer, cold_layers
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.timing import call_ms
@@ -29,7 +30,12 @@ FLASHINFER_H200 = {
 
 @torch.inference_mode()
 def attention_times(workload: Workload) -> dict[str, Any]:
-    """Milliseconds a layer of both kernels at the workload's shape, and how far their outputs are apart."""
+    """Milliseconds a layer of both kernels at the workload's shape, and how far their outputs are apart.
+
+    Raises:
+        NotAvailableError: the model is an encoder-decoder, whose attention the paged kernel does not compute.
+    """
+    decoder_only(workload.model)
     device, shape = workload.model.device, DecodeShape.of(workload)
     record: dict[str, Any] = {"context": shape.context, "users": shape.users, "beam": shape.beams}
     record |= {"own_tokens": shape.own, "heads": f"{shape.heads}/{shape.kv_heads} x {shape.dim}"}

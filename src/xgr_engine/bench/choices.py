@@ -106,9 +106,10 @@ def _model(wishes: BenchWishes, options: BenchOptions) -> dict[str, Any]:
         names = options.geometries
         if wishes.geometry is not None:
             names = tuple(name.strip() for name in wishes.geometry.split(","))
-        for name in names:
-            find_geometry(name)
-        return {"geometries": names, **({"inputs": wishes.inputs} if wishes.inputs else {})}
+        own = {find_geometry(name).context for name in names}
+        said = wishes.context is not None or wishes.preset is not None
+        contexts = {} if said or None in own or len(own) > 1 else {"contexts": tuple(own)}
+        return {"geometries": names, **contexts, **({"inputs": wishes.inputs} if wishes.inputs else {})}
     if wishes.geometry is not None or wishes.items is not None or wishes.codes is not None:
         raise UsageError("--model and --vocab bring their own sizes", hint="leave --geometry, --items and --codes out")
     given = {"model": wishes.model, "vocab": wishes.vocab, "inputs": wishes.inputs, "geometries": ()}

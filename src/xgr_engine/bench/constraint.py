@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xgr_engine.bench.baselines.architecture import decoder_only
 from xgr_engine.bench.baselines.base import RankedSids
 from xgr_engine.bench.baselines.hf import CsrConstraint
 from xgr_engine.bench.geometries import Geometry
@@ -73,8 +74,8 @@ def constraint_costs(
 
 
 def headless_model(geometry: Geometry, shape: ConstraintShape, device: torch.device, seed: int) -> BenchModel:
-    """A model of no layers with the geometry's vocabulary."""
-    narrow = replace(geometry, layers=0, hidden=_HIDDEN)
+    """A decoder-only model of no layers with the geometry's vocabulary, whatever the geometry's own kind."""
+    narrow = replace(geometry, layers=0, encoder_layers=0, hidden=_HIDDEN)
     spec = narrow.spec(shape.codes, shape.levels, "bfloat16")
     decoder, head = random_model(spec, device, seed)
     codes = torch.arange(shape.codes, dtype=torch.int32).numpy()
@@ -88,9 +89,8 @@ def _one_size(model: BenchModel, shape: ConstraintShape, items: int, seed: int) 
     catalog = synthetic_catalog(items, shape.codes, shape.levels, seed)
     search = SearchOptions(beam=shape.beam, top_k=min(shape.beam, items), collisions="first")
     workload = Workload(model, catalog, search, context=1, users=shape.users)
-    hidden = model.decoder.ops.add_rms_norm(
-        model.decoder.embed[: shape.users].clone(), None, model.decoder.norm, model.spec.rms_eps
-    )
+    decoder = decoder_only(model)
+    hidden = decoder.ops.add_rms_norm(decoder.embed[: shape.users].clone(), None, decoder.norm, decoder.spec.rms_eps)
     ours, setup = engine_search(workload, hidden)
     masked = MaskedSearch(workload, setup)
     record: dict[str, Any] = {"items": items}
@@ -187,13 +187,14 @@ class MaskedSearch:
     def run(self, hidden: Tensor) -> Tensor:
         """Tokens and scores of the best sequences: [U, W, L + 1] float64, the score last."""
         model, users = self._workload.model, len(hidden)
+        decoder = decoder_only(model)
         width, vocabulary = self._workload.search.beam, model.spec.vocab_size
         tokens = torch.zeros((users, 0), dtype=torch.int64, device=model.device)
         score = torch.zeros(users, device=model.device)
         for depth in range(self._workload.catalog.trie.levels):
             if depth:
-                embedded = model.decoder.embed[tokens[:, -1]]
-                hidden = model.decoder.ops.add_rms_norm(embedded, None, model.decoder.norm, model.spec.rms_eps)
+                embedded = decoder.embed[tokens[:, -1]]
+                hidden = decoder.ops.add_rms_norm(embedded, None, decoder.norm, decoder.spec.rms_eps)
             log_p = torch.log_softmax(_logits(hidden, model.head), -1)
             total = (self._mask(tokens, log_p) + score[:, None]).view(users, -1)
             best, place = total.topk(min(width, total.shape[1]), 1)

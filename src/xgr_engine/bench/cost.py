@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xgr_engine.bench.workloads import Workload
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ def rows_a_level(workload: Workload) -> list[int]:
 
 
 def prefill_work(workload: Workload, users: int) -> Work:
-    """Every prompt once: linears of all tokens (the last layer's feed-forward and output for the last token alone),
-    causal attention, weights read once, keys and values written once."""
+    """Every prompt once, up to the hidden state that the first level is scored with: linears, attention, weights read
+    once, keys and values written once."""
     spec, size = workload.model.spec, _itemsize(workload)
-    lengths = prompt_lengths(workload, users)
-    tokens = sum(lengths) - (users - 1) * workload.shared_prefix
-    pairs = sum(length * (length + 1) / 2 for length in lengths)
-    linears, last = _linear_parameters(spec), _last_layer_saving(spec)
-    flops = 2.0 * tokens * linears - 2.0 * (tokens - users) * last
-    flops += 4 * pairs * spec.num_heads * spec.head_dim * max(0, spec.num_layers - 1)
-    return Work(flops, linears * size + tokens * _kv_bytes_a_token(spec, size))
+    lengths, parameters = prompt_lengths(workload, users), Parameters.of(spec)
+    shared = workload.shared_prefix if workload.model.decoder.causal else 0
+    tokens = sum(lengths) - (users - 1) * shared
+    flops = 2.0 * tokens * parameters.prompt + 2.0 * users * parameters.last
+    flops += 4.0 * sum(_prefill_pairs(spec, length) for length in lengths) * spec.num_heads * spec.head_dim
+    written = tokens + users * _start_tokens(spec)
+    return Work(flops, float((parameters.prompt + parameters.last) * size + written * _kv_bytes_a_token(spec, size)))
 
 
 def decode_work(workload: Workload, users: int) -> Work:
@@ -57,22 +57,25 @@ def decode_work(workload: Workload, users: int) -> Work:
     spec, size = workload.model.spec, _itemsize(workload)
     head = spec.vocab_size if workload.search.score_over == "vocab" else len(workload.model.table.codes[0])
     total, prompts = Work(0.0, 0.0), sum(prompt_lengths(workload, users))
+    linears, start = Parameters.of(spec).row, users * _start_tokens(spec)
     for depth, rows in enumerate(rows_a_level(workload)):
         work = Work(2.0 * users * rows * head * spec.hidden_size, float(head * spec.hidden_size * size))
         if depth:
-            linears = _linear_parameters(spec)
-            attention = 4 * rows * (prompts + users * depth) * spec.num_heads * spec.head_dim * spec.num_layers
-            read = linears * size + (prompts + users * depth * rows) * _kv_bytes_a_token(spec, size)
+            seen = prompts + start + users * depth  # by one row of each user
+            attention = 4 * rows * seen * spec.num_heads * spec.head_dim * spec.num_layers
+            read = linears * size + (prompts + start + users * depth * rows) * _kv_bytes_a_token(spec, size)
             work += Work(2.0 * users * rows * linears + attention, float(read))
         total += work
     return total
 
 
 def kv_cache_bytes(workload: Workload, users: int) -> int:
-    """What the design keeps for a batch: each prompt once, and one token a beam row of each level but the last."""
-    per_token = _kv_bytes_a_token(workload.model.spec, _itemsize(workload))
-    generated = sum(rows_a_level(workload)[1:])
-    return (sum(prompt_lengths(workload, users)) + users * generated) * per_token
+    """What the design keeps for a batch: each prompt once, an encoder-decoder's start token, and one token a beam row
+    of each level but the last."""
+    spec = workload.model.spec
+    generated = _start_tokens(spec) + sum(rows_a_level(workload)[1:])
+    tokens = sum(prompt_lengths(workload, users)) + users * generated
+    return tokens * _kv_bytes_a_token(spec, _itemsize(workload))
 
 
 def prompt_lengths(workload: Workload, users: int) -> list[int]:
@@ -80,20 +83,61 @@ def prompt_lengths(workload: Workload, users: int) -> list[int]:
     return [len(prompt) for prompt in workload.batch(0, users).prompts]
 
 
-def _linear_parameters(spec: ModelSpec) -> int:
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    return spec.num_layers * spec.hidden_size * (2 * query + 2 * key + 3 * spec.intermediate_size)
+@dataclass(frozen=True)
+class Parameters:
+    """Weights of the linears, by the tokens that go through them.
+
+    Attributes:
+        prompt: every token of a prompt; last: once a user, what gives the hidden state for the first level.
+        row: a beam row.
+    """
+
+    prompt: int
+    last: int
+    row: int
+
+    @classmethod
+    def of(cls, spec: AnySpec) -> Parameters:
+        """Of either kind of model."""
+        return cls._encoder_decoder(spec) if isinstance(spec, EncoderDecoderSpec) else cls._decoder_only(spec)
+
+    @classmethod
+    def _decoder_only(cls, spec: ModelSpec) -> Parameters:
+        """Of the last layer a prompt's tokens need keys and values alone, except its last token."""
+        query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        row = spec.num_layers * spec.hidden_size * (2 * query + 2 * key + 3 * spec.intermediate_size)
+        last = spec.hidden_size * (query + 3 * spec.intermediate_size)
+        return cls(row - last, last, row)
+
+    @classmethod
+    def _encoder_decoder(cls, spec: EncoderDecoderSpec) -> Parameters:
+        """A prompt's tokens go through the encoder, and become keys and values of every decoder layer. The start token
+        goes through the decoder as beam rows do: self-attention, query and output of cross-attention, feed-forward."""
+        square = spec.hidden_size * spec.num_heads * spec.head_dim
+        feed_forward = (3 if spec.gated else 2) * spec.hidden_size * spec.intermediate_size
+        row = spec.num_layers * (4 * square + 2 * square + feed_forward)
+        prompt = spec.num_encoder_layers * (4 * square + feed_forward) + spec.num_layers * 2 * square
+        return cls(prompt, row, row)
 
 
-def _last_layer_saving(spec: ModelSpec) -> int:
-    """Parameters of the last layer that only each prompt's last token needs."""
-    query = spec.num_heads * spec.head_dim
-    return spec.hidden_size * (query + 3 * spec.intermediate_size)
+def _prefill_pairs(spec: AnySpec, length: int) -> float:
+    """Pairs of a query and a key of one head in all layers, for a prompt of ``length`` tokens.
+
+    Of a decoder-only model's last layer, whose one query is next to nothing, they are left out.
+    """
+    if isinstance(spec, EncoderDecoderSpec):  # every token with every token, then the start token with them and itself
+        return spec.num_encoder_layers * length**2 + spec.num_layers * (length + 1)
+    return max(0, spec.num_layers - 1) * length * (length + 1) / 2
 
 
-def _kv_bytes_a_token(spec: ModelSpec, size: int) -> int:
+def _start_tokens(spec: AnySpec) -> int:
+    """Tokens a user that no prompt and no level brings."""
+    return 1 if isinstance(spec, EncoderDecoderSpec) else 0
+
+
+def _kv_bytes_a_token(spec: AnySpec, size: int) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * size
 
 
 def _itemsize(workload: Workload) -> int:
-    return workload.model.decoder.embed.element_size()
+    return workload.model.decoder.dtype.itemsize

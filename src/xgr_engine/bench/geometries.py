@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xgr_engine.errors import UsageError
-from xgr_engine.models.spec import ModelSpec, RopeSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec, RopeSpec
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A decoder's sizes. The vocabulary is ``text_tokens`` followed by the SID tokens, level by level.
+    """A model's sizes. The vocabulary is ``text_tokens`` followed by the SID tokens, level by level.
 
     Attributes:
+        layers: of the decoder; encoder_layers: of a T5's encoder, 0 for a decoder-only model.
         intermediate: inner width of the feed-forward part; max_context: positions.
         codes, levels: default catalog, codes a level and codes a SID.
+        context: prompt tokens where neither an option nor a preset says any; None: what suits the machine.
     """
 
     name: str
@@ -30,12 +32,18 @@ class Geometry:
     levels: int = 3
     max_context: int = 40_960
     note: str = ""
+    encoder_layers: int = 0
+    context: int | None = None
 
-    def spec(self, codes: int, levels: int, dtype: str) -> ModelSpec:
+    def spec(self, codes: int, levels: int, dtype: str) -> AnySpec:
         """The model for a catalog of ``levels`` levels of ``codes`` codes."""
+        vocab_size = self.text_tokens + codes * levels
+        return self._t5(vocab_size, dtype) if self.encoder_layers else self._qwen3(vocab_size, dtype)
+
+    def _qwen3(self, vocab_size: int, dtype: str) -> ModelSpec:
         return ModelSpec(
             family="qwen3",
-            vocab_size=self.text_tokens + codes * levels,
+            vocab_size=vocab_size,
             hidden_size=self.hidden,
             num_layers=self.layers,
             num_heads=self.heads,
@@ -50,8 +58,45 @@ class Geometry:
             dtype=dtype,
         )
 
+    def _t5(self, vocab_size: int, dtype: str) -> EncoderDecoderSpec:
+        return EncoderDecoderSpec(
+            family="t5",
+            vocab_size=vocab_size,
+            hidden_size=self.hidden,
+            num_layers=self.layers,
+            num_encoder_layers=self.encoder_layers,
+            num_heads=self.heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate,
+            rms_eps=1e-6,
+            num_buckets=32,
+            max_distance=128,
+            gated=False,
+            start_token=0,
+            max_context=self.max_context,
+            tied=self.tied,
+            scaled_output=self.tied,
+            dtype=dtype,
+        )
+
 
 _OURS = "decoder shape of ours, size as in the paper"
+_TIGER = Geometry(
+    name="t5-tiger",
+    layers=4,
+    encoder_layers=4,
+    hidden=128,
+    heads=6,
+    kv_heads=6,
+    head_dim=64,
+    intermediate=1024,
+    text_tokens=2,
+    codes=256,
+    levels=4,
+    max_context=4096,
+    context=80,
+    note="T5 of TIGER's size; histories of 20 items",
+)
 GEOMETRIES: dict[str, Geometry] = {
     geometry.name: geometry
     for geometry in (
@@ -62,6 +107,7 @@ GEOMETRIES: dict[str, Geometry] = {
         Geometry("onerec-0.1b", 12, 768, 12, 12, 64, 3072, 64, note=_OURS),
         Geometry("onerec-1b", 20, 2048, 16, 16, 128, 5632, 64, note=_OURS),
         Geometry("onerec-3b", 32, 2560, 20, 20, 128, 8192, 64, note=_OURS),
+        _TIGER,
     )
 }
 
@@ -70,12 +116,8 @@ def find_geometry(name: str) -> Geometry:
     """The geometry of that name.
 
     Raises:
-        UsageError: unknown, or one this version cannot run.
+        UsageError: unknown.
     """
-    if name == "t5-tiger":
-        raise UsageError(
-            "--geometry t5-tiger: not available", why="this version has no encoder-decoder models", hint="use quick"
-        )
     if name not in GEOMETRIES:
         raise UsageError(f"--geometry {name}: must be one of {', '.join(GEOMETRIES)}")
     return GEOMETRIES[name]

@@ -63,7 +63,7 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: 
     recommender, batch = contender.recommender, workload.batch(0)
     assert recommender is not None
     model, device = workload.model.decoder, workload.model.device
-    pack = PackedPrompts.of(list(batch.prompts), device)
+    pack = PackedPrompts.of(list(batch.prompts), device, share=model.causal)
     _synchronize(device)
     lane = recommender.lane
     cache = model.new_cache(pack.cache_tokens, len(batch.prompts), 1) if lane is None else None

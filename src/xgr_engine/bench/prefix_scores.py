@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from xgr_engine.bench.plain import float32_model, same_dtype_model
 from xgr_engine.bench.workloads import Prompt, Workload
-from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights, Rows
 from xgr_engine.models.head import Head
-from xgr_engine.models.ops import reference_ops
 from xgr_engine.models.packing import PackedPrompts
+from xgr_engine.models.rows import Rows
 from xgr_engine.options import ScoreOver
 from xgr_engine.search.setup import SearchSetup, score_suffix
 from xgr_engine.xbeam.reference import ScoredRows, list_candidates, score_candidates
@@ -25,29 +24,17 @@ _ROWS_AT_ONCE = 1024  # through the model
 def exact_setup(workload: Workload) -> SearchSetup:
     """The workload's model in plain torch and float32. Embedding and head are copies."""
     model, trie = workload.model, workload.catalog.trie
-    decoder = model.decoder
-    embed = decoder.embed.float()
-    exact = DecoderOnly(model.spec, embed, decoder.norm.float(), _Float32Layers(decoder.layers), reference_ops())
+    exact = float32_model(model.decoder)
     tokens = [torch.from_numpy(ids.astype(np.int64)).to(model.device) for ids in model.table.token_ids[: trie.levels]]
-    head = Head(embed if model.head is decoder.embed else model.head.float(), tokens, exact.ops)
+    head = Head(exact.embed if model.spec.tied else model.head.float(), tokens, exact.ops)
     levels = upload_trie(trie, model.table.bind(trie), model.device)
     return SearchSetup(exact, head, levels, workload.search, model.score_suffix)
 
 
 def rounded_setup(workload: Workload, exact: SearchSetup) -> SearchSetup:
     """The same in the model's own dtype."""
-    model, decoder = workload.model, workload.model.decoder
-    plain = DecoderOnly(model.spec, decoder.embed, decoder.norm, decoder.layers, reference_ops())
-    return replace(exact, model=plain, head=_RoundedHead(model.head, exact.head.level_tokens, plain.ops))
-
-
-class _Float32Layers(list[LayerWeights]):
-    """Layers in float32, made one at a time: a whole model at four bytes a weight need not fit beside itself."""
-
-    def __iter__(self) -> Iterator[LayerWeights]:
-        for layer in super().__iter__():
-            present = {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
-            yield replace(layer, **{name: tensor.float() for name, tensor in present.items()})
+    plain = same_dtype_model(workload.model.decoder)
+    return replace(exact, model=plain, head=_RoundedHead(workload.model.head, exact.head.level_tokens, plain.ops))
 
 
 class _RoundedHead(Head):

@@ -2,61 +2,130 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+
 import torch
 from torch import Tensor
 
 from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
+from xgr_engine.models.encoder_decoder import (
+    CrossAttention,
+    DecoderLayer,
+    EncoderDecoder,
+    EncoderLayer,
+    FeedForward,
+    SelfAttention,
+    Stack,
+)
 from xgr_engine.models.loading import compute_dtype
+from xgr_engine.models.model import Model
 from xgr_engine.models.ops import Ops, choose_ops
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec
 
 _DEVIATION = 0.02
 
 
-def random_model(
-    spec: ModelSpec, device: torch.device, seed: int, ops: Ops | None = None
-) -> tuple[DecoderOnly, Tensor]:
+class _Draws:
+    """Tensors N(0, 0.02), and of ones, in one dtype on one device; the same seed gives the same ones."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self._dtype, self._device = dtype, device
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        empty = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return empty.normal_(0.0, _DEVIATION, generator=self._generator)
+
+    def ones(self, size: int) -> Tensor:
+        return torch.ones(size, dtype=self._dtype, device=self._device)
+
+
+def random_model(spec: AnySpec, device: torch.device, seed: int, ops: Ops | None = None) -> tuple[Model, Tensor]:
     """A model with weights N(0, 0.02), norms of one, and its output projection [V, H].
 
     The same seed gives the same weights on the same kind of device.
     """
-    dtype = compute_dtype(spec.dtype, device)
-    generator = torch.Generator(device).manual_seed(seed)
+    draw = _Draws(compute_dtype(spec.dtype, device), device, seed)
+    embed = draw.normal(spec.vocab_size, spec.hidden_size)
+    kernels = ops or choose_ops(device)
+    model: Model
+    if isinstance(spec, EncoderDecoderSpec):
+        model = _encoder_decoder(spec, embed, draw, kernels)
+    else:
+        model = _decoder_only(spec, embed, draw, kernels)
+    head = embed if spec.tied else draw.normal(spec.vocab_size, spec.hidden_size)
+    return model, head
 
-    def normal(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, _DEVIATION, generator=generator)
 
-    def ones(size: int) -> Tensor:
-        return torch.ones(size, dtype=dtype, device=device)
-
+def _decoder_only(spec: ModelSpec, embed: Tensor, draw: _Draws, ops: Ops) -> DecoderOnly:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    embed = normal(spec.vocab_size, hidden)
     layers = [
         LayerWeights(
-            attn_norm=ones(hidden),
-            qkv=normal(query + 2 * key, hidden),
+            attn_norm=draw.ones(hidden),
+            qkv=draw.normal(query + 2 * key, hidden),
             qkv_bias=None,
-            q_norm=ones(spec.head_dim) if spec.qk_norm else None,
-            k_norm=ones(spec.head_dim) if spec.qk_norm else None,
-            out=normal(hidden, query),
+            q_norm=draw.ones(spec.head_dim) if spec.qk_norm else None,
+            k_norm=draw.ones(spec.head_dim) if spec.qk_norm else None,
+            out=draw.normal(hidden, query),
             out_bias=None,
-            mlp_norm=ones(hidden),
-            gate_up=normal(2 * inner, hidden),
+            mlp_norm=draw.ones(hidden),
+            gate_up=draw.normal(2 * inner, hidden),
             gate_up_bias=None,
-            down=normal(hidden, inner),
+            down=draw.normal(hidden, inner),
             down_bias=None,
         )
         for _ in range(spec.num_layers)
     ]
-    head = embed if spec.tied else normal(spec.vocab_size, hidden)
-    return DecoderOnly(spec, embed, ones(hidden), layers, ops or choose_ops(device)), head
+    return DecoderOnly(spec, embed, draw.ones(hidden), layers, ops)
 
 
-def weight_bytes(model: DecoderOnly, head: Tensor) -> int:
+def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, draw: _Draws, ops: Ops) -> EncoderDecoder:
+    hidden, inner, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
+
+    def stack() -> Stack:
+        return Stack(draw.normal(spec.num_buckets, spec.num_heads), draw.ones(hidden))
+
+    def attention() -> SelfAttention:
+        return SelfAttention(draw.ones(hidden), draw.normal(3 * heads, hidden), draw.normal(hidden, heads))
+
+    def cross() -> CrossAttention:
+        return CrossAttention(
+            draw.ones(hidden), draw.normal(heads, hidden), draw.normal(2 * heads, hidden), draw.normal(hidden, heads)
+        )
+
+    def feed_forward() -> FeedForward:
+        gate = draw.normal(inner, hidden) if spec.gated else None
+        return FeedForward(draw.ones(hidden), gate, draw.normal(inner, hidden), draw.normal(hidden, inner))
+
+    encoder = [EncoderLayer(attention(), feed_forward()) for _ in range(spec.num_encoder_layers)]
+    decoder = [DecoderLayer(attention(), cross(), feed_forward()) for _ in range(spec.num_layers)]
+    return EncoderDecoder(spec, embed, (stack(), encoder), (stack(), decoder), ops)
+
+
+def weight_bytes(model: Model, head: Tensor) -> int:
     """Bytes of all weights; a tied head counts once."""
-    tensors = [model.embed, model.norm]
-    tensors += [tensor for layer in model.layers for tensor in vars(layer).values() if tensor is not None]
+    parts: tuple[object, ...]
+    if isinstance(model, EncoderDecoder):
+        parts = (model.encoder, model.encoder_layers, model.decoder, model.layers)
+    elif isinstance(model, DecoderOnly):
+        parts = (model.norm, model.layers)
+    else:
+        raise TypeError(f"unknown kind of model: {type(model).__name__}")
+    tensors = [model.embed, *_tensors(parts)]
     if head.data_ptr() != model.embed.data_ptr():
         tensors.append(head)
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def _tensors(part: object) -> Iterable[Tensor]:
+    """All tensors in dataclasses and lists of them."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for one in part:
+            yield from _tensors(one)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))

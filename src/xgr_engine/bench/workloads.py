@@ -16,9 +16,9 @@ from xgr_engine.catalog.trie import ItemTrie, build_trie
 from xgr_engine.catalog.vocabulary import load_vocabulary
 from xgr_engine.checkpoint.model_dir import load_model_dir
 from xgr_engine.errors import UsageError
-from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.loading import load_model
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.model import Model
+from xgr_engine.models.spec import AnySpec
 from xgr_engine.options import SearchOptions
 from xgr_engine.tokens.table import SidTokenTable
 
@@ -30,21 +30,22 @@ class BenchModel:
     """A model on its device, shared by all contenders of a run.
 
     Attributes:
-        decoder: layers as the engine stores them (q, k, v and gate, up stacked by rows, so slices are views).
+        decoder: the model without its head, layers as the engine stores them (q, k, v and gate, up stacked by rows, so
+            slices are views).
         head: [V, H], the embedding itself where tied.
         table: SID tokens; score_suffix: tokens scored after every SID (empty for random weights).
         fingerprint: of the model directory; None for random weights.
     """
 
     name: str
-    decoder: DecoderOnly
+    decoder: Model
     head: Tensor
     table: SidTokenTable
     score_suffix: tuple[int, ...] = ()
     fingerprint: str | None = None
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> AnySpec:
         return self.decoder.spec
 
     @property

@@ -37,14 +37,15 @@ from xgr_engine.checkpoint.model_dir import (
 )
 from xgr_engine.checkpoint.options import ConvertOptions, ConvertReport
 from xgr_engine.checkpoint.plan import make_plan
+from xgr_engine.checkpoint.prompt_choice import choose_prompt, missing_end
 from xgr_engine.checkpoint.transfer import transfer_weights
 from xgr_engine.checkpoint.verify import ParityReport, verify_parity
 from xgr_engine.errors import CheckpointError, OutputExistsError
 from xgr_engine.files import write_text
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.tokens.contract import ScoreContract, make_score_contract
-from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spec
+from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec
 from xgr_engine.tokens.sid_tokens import check_level_offsets, known_sid_token, offset_token_table, sid_token_table
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.tokenizer_files import (
@@ -76,6 +77,7 @@ class _Parts:
     table: SidTokenTable
     prompt: PromptSpec
     contract: ScoreContract
+    warnings: tuple[str, ...]
 
 
 def convert(
@@ -101,7 +103,7 @@ def convert(
         if vocab_checked is not None and model.vocab_checked != vocab_checked:
             model = _note_vocabulary(model, vocab_checked)
         parity = _verify(options, model)
-        return ConvertReport("unchanged", model, (), (), parity, time.monotonic() - started)
+        return ConvertReport("unchanged", model, parts.warnings, (), parity, time.monotonic() - started)
     with Shards(options.source, parts.files) as shards:
         plan = make_plan(parts.config, shards, options.dtype, options.source)
         with replacement(options.out) as stage:
@@ -125,7 +127,8 @@ def convert(
             _write_metadata(stage, {**record, "fingerprint": fingerprint_of(record)})
             parity = _verify(options, load_model_dir(stage))
     model = load_model_dir(options.out)
-    return ConvertReport("written", model, plan.warnings, plan.skipped, parity, time.monotonic() - started)
+    warnings = (*parts.warnings, *plan.warnings)
+    return ConvertReport("written", model, warnings, plan.skipped, parity, time.monotonic() - started)
 
 
 # ---- before anything is written -----------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ def convert(
 
 def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _Parts:
     config = parse_hf_config(read_config(options.source), options.source / CONFIG_FILE)
-    files = find_weights(options.source)
+    files = find_weights(options.source, _model_class(config.spec))
     tokenizer = open_source_tokenizer(options.source)
     table = _table(options, tokenizer, config.spec)
     if options.token_offsets is not None:
@@ -142,14 +145,19 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
         table.bind(vocabulary.trie)
     # With offsets the tokenizer, if any, does not know the SID tokens and cannot place them in a text.
     reader = tokenizer if options.token_offsets is None else None
-    prompt = make_prompt_spec(options.prompt, reader, table)
+    prompt = choose_prompt(options, config, reader, table)
     contract = make_score_contract(options.score_suffix, reader, table)
     reserve = table.levels + len(contract.suffix_ids)
-    PromptRenderer(prompt, reader.path if reader else None, table, config.spec.max_context, reserve)
-    return _Parts(config, files, reader, table, prompt, contract)
+    renderer = PromptRenderer(prompt, reader.path if reader else None, table, config.spec.max_context, reserve)
+    return _Parts(config, files, reader, table, prompt, contract, missing_end(options, config, reader, renderer))
 
 
-def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, spec: ModelSpec) -> SidTokenTable:
+def _model_class(spec: AnySpec) -> str:
+    """What saves the checkpoint again."""
+    return "AutoModelForSeq2SeqLM" if isinstance(spec, EncoderDecoderSpec) else "AutoModelForCausalLM"
+
+
+def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, spec: AnySpec) -> SidTokenTable:
     if options.token_offsets is not None:
         named = known_sid_token(tokenizer.tokenizer) if tokenizer is not None else None
         if named is not None:

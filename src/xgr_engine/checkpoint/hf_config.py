@@ -1,19 +1,26 @@
-"""``config.json`` of a Hugging Face checkpoint (transformers 4 or 5) -> ModelSpec, or a refusal that says why."""
+"""``config.json`` of a Hugging Face checkpoint (transformers 4 or 5) -> a spec, or a refusal that says why."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xgr_engine.checkpoint.config_fields import positive_integer, positive_number
+from xgr_engine.checkpoint.hf_t5_config import parse_t5_spec
 from xgr_engine.errors import CheckpointError
-from xgr_engine.models.spec import ModelSpec, RopeSpec
+from xgr_engine.models.spec import ENCODER_DECODER_FAMILIES, AnySpec, ModelSpec, RopeSpec
 
 # architectures[0] -> family
-ARCHITECTURES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
-_SUPPORTED = "Qwen2, Qwen2.5, Qwen3 and Llama decoders of transformers"
+ARCHITECTURES = {
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": "llama",
+    "T5ForConditionalGeneration": "t5",
+    "LETTER": "t5",  # LETTER-TIGER's class: a T5 with a temperature in the training loss
+}
+_SUPPORTED = "Qwen2, Qwen2.5, Qwen3 and Llama decoders and T5 encoder-decoders of transformers"
 # Defaults of the transformers config classes, for keys that a file may leave out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768},
@@ -24,17 +31,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class HfConfig:
-    """What a config says. ``spec.tied`` is its flag alone; whether the head is stored is for the tensors to tell.
+    """What a config says.
 
-    ``dtype`` is the dtype it names, None if none.
+    Attributes:
+        spec: its ``tied`` is the config's flag alone; whether the head is stored is for the tensors to tell.
+        dtype: the dtype it names, None if none.
+        eos_token_id: the end token it names; None if none or several.
     """
 
-    spec: ModelSpec
+    spec: AnySpec
     dtype: str | None
+    eos_token_id: int | None
 
 
 def parse_hf_config(config: Mapping[str, Any], path: Path) -> HfConfig:
-    """Read a decoder's config.
+    """Read the config of a decoder or an encoder-decoder.
 
     Args:
         path: of the file, for messages.
@@ -43,14 +54,27 @@ def parse_hf_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         CheckpointError: an architecture, or a feature of it, that xgr does not compute; a missing or impossible size.
     """
     family = _family(config, path)
+    _refuse_quantised_and_experts(config, path)
+    if family in ENCODER_DECODER_FAMILIES:
+        spec: AnySpec = parse_t5_spec(config, path)
+    else:
+        spec = _decoder_spec(config, family, path)
+    dtype = config.get("dtype", config.get("torch_dtype"))
+    return HfConfig(spec, str(dtype).removeprefix("torch.") if dtype else None, _end_token(config))
+
+
+def _end_token(config: Mapping[str, Any]) -> int | None:
+    named = config.get("eos_token_id")
+    ids = named if isinstance(named, list) else [named]
+    return ids[0] if len(ids) == 1 and isinstance(ids[0], int) else None
+
+
+def _decoder_spec(config: Mapping[str, Any], family: str, path: Path) -> ModelSpec:
     _refuse_features(config, family, path)
     values = {**_DEFAULTS[family], **{key: value for key, value in config.items() if value is not None}}
 
     def size(key: str) -> int:
-        value = values.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"{path}: {key} must be a positive integer, is {value!r}")
-        return value
+        return positive_integer(values, key, path)
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads = size("num_key_value_heads") if "num_key_value_heads" in values else heads
@@ -63,7 +87,7 @@ def parse_hf_config(config: Mapping[str, Any], path: Path) -> HfConfig:
             why="query heads are a multiple of key-value heads, and rotary embedding needs an even head size",
         )
     attention_bias = bool(values.get("attention_bias", False))
-    spec = ModelSpec(
+    return ModelSpec(
         family=family,
         vocab_size=size("vocab_size"),
         hidden_size=hidden,
@@ -72,7 +96,7 @@ def parse_hf_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=size("intermediate_size"),
-        rms_eps=_number(values, "rms_norm_eps", path),
+        rms_eps=positive_number(values, "rms_norm_eps", path),
         rope=_rope(values, path),
         max_context=size("max_position_embeddings"),
         tied=bool(values.get("tie_word_embeddings", False)),
@@ -82,8 +106,6 @@ def parse_hf_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         mlp_bias=family == "llama" and bool(values.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
     )
-    dtype = config.get("dtype", config.get("torch_dtype"))
-    return HfConfig(spec, str(dtype).removeprefix("torch.") if dtype else None)
 
 
 def _family(config: Mapping[str, Any], path: Path) -> str:
@@ -93,15 +115,14 @@ def _family(config: Mapping[str, Any], path: Path) -> str:
         return ARCHITECTURES[name]
     if "Moe" in name or any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise CheckpointError(f"{path}: {name} is a mixture of experts", why=f"xgr computes dense models: {_SUPPORTED}")
-    hint = "convert a checkpoint of one of these"
-    if config.get("is_encoder_decoder") or "T5" in name:
-        hint += "; a model with an encoder, such as TIGER's T5, has to be trained again as a decoder"
     raise CheckpointError(
-        f"{path}: the architecture {name} is not supported", why=f"xgr computes {_SUPPORTED}", hint=hint
+        f"{path}: the architecture {name} is not supported",
+        why=f"xgr computes {_SUPPORTED}",
+        hint="convert a checkpoint of one of these",
     )
 
 
-def _refuse_features(config: Mapping[str, Any], family: str, path: Path) -> None:
+def _refuse_quantised_and_experts(config: Mapping[str, Any], path: Path) -> None:
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "?")
         raise CheckpointError(
@@ -111,6 +132,9 @@ def _refuse_features(config: Mapping[str, Any], family: str, path: Path) -> None
         )
     if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise CheckpointError(f"{path}: the model has experts", why=f"xgr computes dense models: {_SUPPORTED}")
+
+
+def _refuse_features(config: Mapping[str, Any], family: str, path: Path) -> None:
     if _slides(config):
         raise CheckpointError(
             f"{path}: layers of this model attend to a sliding window of {config.get('sliding_window')} tokens",
@@ -136,13 +160,6 @@ def _slides(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _number(values: Mapping[str, Any], key: str, path: Path) -> float:
-    value = values[key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise CheckpointError(f"{path}: {key} must be a positive number, is {value!r}")
-    return float(value)
-
-
 def _rope_kind(scaling: Mapping[str, Any]) -> Any:
     return scaling.get("rope_type", scaling.get("type", "default"))
 
@@ -161,7 +178,7 @@ def _rope(values: Mapping[str, Any], path: Path) -> RopeSpec:
             hint="leave the one that the model was trained with",
         )
     scaling = {**old, **new}
-    theta = _number({"rope_theta": values["rope_theta"], **scaling}, "rope_theta", path)
+    theta = positive_number({"rope_theta": values["rope_theta"], **scaling}, "rope_theta", path)
     if scaling.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) != 1.0:
         raise CheckpointError(f"{path}: rotary embedding over a part of the head is not supported")
     if kind == "default":
@@ -176,10 +193,10 @@ def _rope(values: Mapping[str, Any], path: Path) -> RopeSpec:
         return RopeSpec(
             theta,
             kind="llama3",
-            factor=_number(scaling, "factor", path),
-            low_freq_factor=_number(scaling, "low_freq_factor", path),
-            high_freq_factor=_number(scaling, "high_freq_factor", path),
-            original_max_position=int(_number(scaling, "original_max_position_embeddings", path)),
+            factor=positive_number(scaling, "factor", path),
+            low_freq_factor=positive_number(scaling, "low_freq_factor", path),
+            high_freq_factor=positive_number(scaling, "high_freq_factor", path),
+            original_max_position=int(positive_number(scaling, "original_max_position_embeddings", path)),
         )
     except KeyError as error:
         raise CheckpointError(f"{path}: llama3 rotary scaling lacks {error}") from error

@@ -74,8 +74,11 @@ class WeightFiles:
     weight_map: Mapping[str, str] | None
 
 
-def find_weights(source: Path) -> WeightFiles:
+def find_weights(source: Path, model_class: str = "AutoModelForCausalLM") -> WeightFiles:
     """The shards of an index if all of them exist, else the single file (a stale index may lie beside it).
+
+    Args:
+        model_class: of transformers, which loads and saves the checkpoint; for messages.
 
     Raises:
         CheckpointError: neither; the message lists what is missing.
@@ -106,8 +109,7 @@ def find_weights(source: Path) -> WeightFiles:
         raise CheckpointError(
             f"{source}: the weights are pickled ({', '.join(pickled[:3])})",
             why="reading a pickle runs code that it holds; xgr reads safetensors",
-            hint="save it again with transformers: "
-            f'AutoModelForCausalLM.from_pretrained("{source}").save_pretrained(...)',
+            hint=f'save it again with transformers: {model_class}.from_pretrained("{source}").save_pretrained(...)',
         )
     raise CheckpointError(f"{source}: has no weights", why=f"looked for {INDEX_FILE} and {SINGLE_FILE}")
 

@@ -3,10 +3,10 @@
 ``xgr.json`` (schema version 1)::
 
     {"schema_version": 1, "kind": "model", "xgr_version": "...",
-     "model": {ModelSpec fields},
+     "model": {ModelSpec or EncoderDecoderSpec fields},
      "contract": {"score_suffix": [token ids], "score_suffix_text": "\\n"},
      "sid_tokens": [{"template": "<a_{}>" | null, "codes": [...], "token_ids": [...]}, ... one a level],
-     "prompt": {"name": "...", "template": "...", "bos_ids": [...]},
+     "prompt": {"name": "...", "template": "...", "bos_ids": [...], "eos_ids": [...] (only if there are any)},
      "weights": {"size": bytes, "tensors": {name, or "(header)": sha256 of its bytes}},
      "tokenizer": {file name: sha256},
      "vocab_checked": {"path": "...", "content_hash": "..."} | null,
@@ -28,7 +28,7 @@ from typing import Any
 from xgr_engine.checkpoint.weights import verify_checksums
 from xgr_engine.errors import CheckpointError
 from xgr_engine.files import file_sha256
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, spec_from_json
 from xgr_engine.tokens.contract import ScoreContract
 from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec
 from xgr_engine.tokens.table import SidTokenTable
@@ -65,7 +65,7 @@ class ModelDir:
     """
 
     path: Path
-    spec: ModelSpec
+    spec: AnySpec
     table: SidTokenTable
     prompt: PromptSpec
     contract: ScoreContract
@@ -182,7 +182,7 @@ def _parse(path: Path, record: Mapping[str, Any]) -> ModelDir:
     tokenizer_files = dict(record["tokenizer"])
     return ModelDir(
         path=path,
-        spec=ModelSpec.from_json(record["model"]),
+        spec=spec_from_json(record["model"]),
         table=SidTokenTable.from_json(record["sid_tokens"]),
         prompt=PromptSpec.from_json(record["prompt"]),
         contract=ScoreContract.from_json(record["contract"]),

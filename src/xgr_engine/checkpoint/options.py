@@ -12,8 +12,6 @@ from xgr_engine.checkpoint.verify import ParityReport
 from xgr_engine.errors import UsageError
 from xgr_engine.models.spec import DTYPES
 
-DEFAULT_PROMPT = "sids-only"
-
 
 @dataclass(frozen=True)
 class ConvertOptions:
@@ -23,7 +21,8 @@ class ConvertOptions:
         source: the checkpoint directory.
         out: the model directory to write.
         dtype: of the stored weights; None for the source's.
-        prompt: a preset's name or a template file.
+        prompt: a preset's name or a template file; None for the history without words, as the architecture reads it.
+        end_token: id of the end token of prompts that have one; None for the tokenizer's, else that of config.json.
         sid_tokens: spelling of the semantic-ID tokens, ``<a_{}><b_{}><c_{}>``; None to find them.
         token_offsets: one a level, for checkpoints whose tokens are offset + code; None to read the tokenizer.
         score_suffix: text scored after each SID, ``eos``, or empty.
@@ -35,7 +34,8 @@ class ConvertOptions:
     source: Path
     out: Path
     dtype: str | None = None
-    prompt: str = DEFAULT_PROMPT
+    prompt: str | None = None
+    end_token: int | None = None
     sid_tokens: str | None = None
     token_offsets: tuple[int, ...] | None = None
     score_suffix: str = ""
@@ -52,6 +52,8 @@ class ConvertOptions:
             raise UsageError(f"--dtype {self.dtype}: must be one of {', '.join(DTYPES)}")
         if self.token_offsets is not None and self.sid_tokens is not None:
             raise UsageError("--sid-tokens and --token-offsets exclude each other")
+        if self.end_token is not None and self.end_token < 0:
+            raise UsageError(f"--end-token {self.end_token}: must be a token id, 0 or more")
         if self.verify_prompts is not None and not self.verify:
             raise UsageError("--prompts is for --verify")
         source, out = self.source.absolute(), self.out.absolute()
@@ -67,7 +69,7 @@ class ConvertReport:
         status: ``written``, or ``unchanged`` when the same conversion is already there.
         model: the directory, opened.
         warnings: what a person should know.
-        skipped: tensors of the source that were left out (computed tables, a stored copy of a tied head).
+        skipped: tensors of the source that were left out (computed tables, stored copies of the embedding).
         parity: the comparison with transformers, if asked for.
         seconds: how long it took.
     """
@@ -96,6 +98,7 @@ def describe(report: ConvertReport) -> dict[str, Any]:
             for number, (spelling, codes) in enumerate(zip(spellings, model.table.codes, strict=True), 1)
         ],
         "prompt": model.prompt.name,
+        "end_token": model.prompt.eos_ids[0] if model.prompt.eos_ids else None,
         "contract": model.contract.to_json(),
         "vocab_checked": model.vocab_checked,
         "warnings": list(report.warnings),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from xgr_engine.checkpoint.hf_config import HfConfig
 from xgr_engine.checkpoint.hf_source import Shards
-from xgr_engine.checkpoint.names import HF_DECODER, NameMap
+from xgr_engine.checkpoint.names import NameMap, names_of
 from xgr_engine.errors import CheckpointError
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec
 
 # safetensors' dtype -> ours, where it holds weights that can be stored as they are (float64 is narrowed).
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
@@ -27,62 +27,100 @@ class Plan:
     Attributes:
         spec: complete, with the dtype to store and whether the head is the embedding.
         ours: foreign tensor name -> xgr name, for every tensor of the model.
-        skipped: foreign names that are left out: computed tables, and a stored copy of a tied head.
+        skipped: foreign names that are left out: computed tables, and stored copies of the embedding.
         warnings: what a person should know.
     """
 
-    spec: ModelSpec
+    spec: AnySpec
     ours: dict[str, str]
     skipped: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-def make_plan(config: HfConfig, shards: Shards, dtype: str | None, source: Path, names: NameMap = HF_DECODER) -> Plan:
+def make_plan(config: HfConfig, shards: Shards, dtype: str | None, source: Path, names: NameMap | None = None) -> Plan:
     """Match tensors and config, each to the other.
 
     Args:
         dtype: to store; None for the source's own.
+        names: how the checkpoint names its tensors; None: as transformers does.
 
     Raises:
-        CheckpointError: tensors missing or unknown, a wrong shape, a type that holds no weights.
+        CheckpointError: tensors missing or unknown, a wrong shape, a type that holds no weights or cannot compute.
     """
-    skipped = [name for name in shards.tensors if names.ignores(name)]
-    found = {name: names.to_xgr(name) for name in shards.tensors if name not in skipped}
-    spec, left_out, warnings = _settle_head(config.spec, shards, names, source)
+    names = names or names_of(config.spec)
+    stand_ins, skipped = _settle_copies(shards, names, source)
+    skipped += [name for name in shards.tensors if names.ignores(name)]
+    found = {name: names.to_xgr(stand_ins.get(name, name)) for name in shards.tensors if name not in skipped}
+    spec, left_out, warnings = _settle_head(config.spec, shards, found, names, source)
     skipped += left_out
     ours = {name: own for name, own in found.items() if own is not None and name not in skipped}
     _check_complete(spec, ours, [name for name, own in found.items() if own is None], source, names)
     _check_shapes(spec, ours, shards, source)
     stored = _stored_dtype(ours, shards, source)
+    _check_range(spec, stored, dtype, source)
     if config.dtype is not None and config.dtype != stored:
         warnings.append(f"config.json says {config.dtype}, the weights are {stored}: their type counts")
     return Plan(replace(spec, dtype=dtype or stored), ours, tuple(skipped), tuple(warnings))
 
 
-def _settle_head(
-    spec: ModelSpec, shards: Shards, names: NameMap, source: Path
-) -> tuple[ModelSpec, list[str], list[str]]:
-    """Whether the output head is the embedding. A stored head counts more than the config's flag."""
-    import torch
+def _settle_copies(shards: Shards, names: NameMap, source: Path) -> tuple[dict[str, str], list[str]]:
+    """Tensors that a file may hold under several names: which name serves in place of the usual one (further name ->
+    usual name), and which equal copies are left out."""
+    stand_ins: dict[str, str] = {}
+    skipped: list[str] = []
+    holders = {usual: usual for usual in names.copies.values() if usual in shards.tensors}
+    for name, usual in names.copies.items():
+        if name not in shards.tensors:
+            continue
+        holder = holders.setdefault(usual, name)
+        if holder == name:
+            stand_ins[name] = usual
+        elif _same(shards, holder, name):
+            skipped.append(name)
+        else:
+            raise CheckpointError(
+                f"{source}: {holder} and {name} are different",
+                why="encoder and decoder of the model read one embedding",
+                hint="save the model again with the library that trained it; one of the two tensors is left over",
+            )
+    return stand_ins, skipped
 
-    head, embed = names.to_foreign(_HEAD) or _HEAD, names.to_foreign(_EMBED) or _EMBED
+
+def _settle_head(
+    spec: AnySpec, shards: Shards, found: dict[str, str | None], names: NameMap, source: Path
+) -> tuple[AnySpec, list[str], list[str]]:
+    """Whether the output head is the embedding. A stored head counts more than the config's flag."""
+    head = names.to_foreign(_HEAD) or _HEAD
     if head not in shards.tensors:
         if not spec.tied:
             raise CheckpointError(
                 f"{source}: {head} is missing, and config.json does not tie it to the embedding",
-                why="tie_word_embeddings is false (or absent, which means false)",
+                why=f"tie_word_embeddings is false{'' if _is_t5(spec) else ' (or absent, which means false)'}",
                 hint="if the model was trained with tied embeddings, set tie_word_embeddings to true in config.json",
             )
         return spec, [], []
     if not spec.tied:
         return spec, [], []
-    if embed in shards.tensors and torch.equal(shards.read(head), shards.read(embed)):
+    embed = next((name for name, own in found.items() if own == _EMBED), None)
+    if embed is not None and _same(shards, head, embed):
         return spec, [head], []
     warning = f"config.json ties {head} to the embedding, but the file holds a different one: the stored one is used"
     return replace(spec, tied=False), [], [warning]
 
 
-def _check_complete(spec: ModelSpec, ours: dict[str, str], unknown: list[str], source: Path, names: NameMap) -> None:
+def _same(shards: Shards, one: str, other: str) -> bool:
+    import torch
+
+    if shards.tensors[one].dtype != shards.tensors[other].dtype:
+        return False
+    return torch.equal(shards.read(one), shards.read(other))
+
+
+def _is_t5(spec: AnySpec) -> bool:
+    return isinstance(spec, EncoderDecoderSpec)
+
+
+def _check_complete(spec: AnySpec, ours: dict[str, str], unknown: list[str], source: Path, names: NameMap) -> None:
     wanted = spec.tensor_shapes()
     missing = sorted(names.to_foreign(name) or name for name in set(wanted) - set(ours.values()))
     surplus = sorted([*unknown, *(foreign for foreign, own in ours.items() if own not in wanted)])
@@ -102,7 +140,7 @@ def _check_complete(spec: ModelSpec, ours: dict[str, str], unknown: list[str], s
         )
 
 
-def _check_shapes(spec: ModelSpec, ours: dict[str, str], shards: Shards, source: Path) -> None:
+def _check_shapes(spec: AnySpec, ours: dict[str, str], shards: Shards, source: Path) -> None:
     wanted = spec.tensor_shapes()
     wrong = [
         f"{name} is {list(shards.tensors[name].shape)}, expected {list(wanted[own])}"
@@ -129,6 +167,18 @@ def _stored_dtype(ours: dict[str, str], shards: Shards, source: Path) -> str:
             )
         sizes[_FLOATS[info.dtype]] += math.prod(info.shape) * _BYTES[info.dtype]
     return sizes.most_common(1)[0][0]
+
+
+def _check_range(spec: AnySpec, stored: str, dtype: str | None, source: Path) -> None:
+    """T5's activations outgrow float16; what is asked for counts, else what is stored."""
+    if not _is_t5(spec) or (dtype or stored) != "float16":
+        return
+    raise CheckpointError(
+        f"{source}: a T5 cannot be stored in float16"
+        + (": --dtype float16" if dtype else ", as these weights are, and compute in it"),
+        why="its activations grow beyond 65504, the largest float16, and become infinite",
+        hint="give --dtype bfloat16 or --dtype float32",
+    )
 
 
 def _some(names: list[str], separator: str = ", ") -> str:

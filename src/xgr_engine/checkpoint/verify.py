@@ -1,4 +1,4 @@
-"""Does the converted model compute what transformers computes? Logits of the last position, in float32 on the CPU."""
+"""Does the converted model compute what transformers computes? Log-probabilities behind prompts, float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xgr_engine.errors import BackendUnavailableError, HistoryError, InputError, XgrError
+from xgr_engine.models.spec import EncoderDecoderSpec
 from xgr_engine.tokens.prompt import PromptRenderer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from xgr_engine.checkpoint.model_dir import ModelDir
+    from xgr_engine.models.packing import PackedPrompts
+    from xgr_engine.models.rows import Rows
 
 IntArray = NDArray[np.int32]
 
@@ -44,6 +47,8 @@ class ParityReport:
 def verify_parity(source: Path, model: ModelDir, prompts_file: Path | None = None) -> ParityReport:
     """Compare ``model`` with its source as transformers computes it, the source rounded to the stored dtype.
 
+    For every prompt, what follows it, and what follows it and one code: that code goes the way of the beams.
+
     Args:
         prompts_file: see :func:`read_prompts`; None makes some from the model's own tokens.
 
@@ -55,12 +60,14 @@ def verify_parity(source: Path, model: ModelDir, prompts_file: Path | None = Non
     import torch
 
     prompts = made_prompts(model) if prompts_file is None else read_prompts(prompts_file, model.renderer())
+    first = model.table.token_ids[0]
+    codes = [int(first[at % len(first)]) for at in range(len(prompts))]
     worst, same_best = 0.0, True
     with torch.inference_mode():
-        theirs = _transformers_log_probs(source, model, prompts)
-        for at, ours in enumerate(_xgr_log_probs(model, prompts)):
+        theirs = _transformers_log_probs(source, model, prompts, codes)
+        for at, ours in enumerate(_xgr_log_probs(model, prompts, codes)):
             worst = max(worst, float((ours - theirs[at]).abs().max()))
-            same_best &= int(ours.argmax()) == int(theirs[at].argmax())
+            same_best &= bool((ours.argmax(-1) == theirs[at].argmax(-1)).all())
     report = ParityReport(len(prompts), sum(len(prompt) for prompt in prompts), worst, same_best)
     if not worst <= TOLERANCE:  # NaN fails too
         raise XgrError(
@@ -98,22 +105,60 @@ def made_prompts(model: ModelDir) -> list[IntArray]:
     return [prompt.token_ids for prompt in model.renderer().render(histories)]
 
 
-def _xgr_log_probs(model: ModelDir, prompts: Sequence[IntArray]) -> list[Tensor]:
+def _xgr_log_probs(model: ModelDir, prompts: Sequence[IntArray], codes: Sequence[int]) -> list[Tensor]:
+    """[2, V] for each prompt: behind it, and behind it and its code."""
     import torch
 
     from xgr_engine.models.loading import load_model
     from xgr_engine.models.packing import PackedPrompts
 
-    decoder, head = load_model(model.spec, model.weights_path, "cpu", torch.float32)
+    network, head = load_model(model.spec, model.weights_path, "cpu", torch.float32)
     rows: list[Tensor] = []
     for start in range(0, len(prompts), _BATCH):
-        batch = PackedPrompts.of(list(prompts[start : start + _BATCH]), decoder.device)
-        hidden = decoder.prefill(batch, decoder.new_cache(batch.cache_tokens, len(batch.lengths), slots=1))
-        rows += list(torch.log_softmax(hidden.float() @ head.float().T, dim=-1))
+        batch = PackedPrompts.of(list(prompts[start : start + _BATCH]), network.device, share=network.causal)
+        cache = network.new_cache(batch.cache_tokens, len(batch.lengths), slots=1)
+        hidden = [network.prefill(batch, cache)]
+        hidden.append(network.decode(_one_row_a_user(batch, codes[start : start + _BATCH], cache.slots), cache))
+        rows += list(torch.log_softmax(torch.stack(hidden, 1).float() @ head.float().T, dim=-1))
     return rows
 
 
-def _transformers_log_probs(source: Path, model: ModelDir, prompts: Sequence[IntArray]) -> list[Tensor]:
+def _one_row_a_user(batch: PackedPrompts, codes: Sequence[int], slots: int) -> Rows:
+    import torch
+
+    from xgr_engine.models.rows import Rows
+
+    users = len(batch.lengths)
+    return Rows(
+        tokens=torch.tensor(codes),
+        position=torch.tensor(batch.lengths),
+        slots=torch.arange(users) * slots,
+        ancestors=torch.zeros((users, 1, 1), dtype=torch.int32),
+        cells=None,
+    )
+
+
+def _transformers_log_probs(
+    source: Path, model: ModelDir, prompts: Sequence[IntArray], codes: Sequence[int]
+) -> list[Tensor]:
+    """As :func:`_xgr_log_probs`, by transformers."""
+    import torch
+
+    reference = _reference(source, model)
+    rows = []
+    for prompt, code in zip(prompts, codes, strict=True):
+        ids = torch.from_numpy(prompt.astype(np.int64))[None]
+        if isinstance(model.spec, EncoderDecoderSpec):
+            answer = torch.tensor([[model.spec.start_token, code]])
+            logits = reference(input_ids=ids, decoder_input_ids=answer).logits
+        else:
+            logits = reference(input_ids=torch.cat([ids, torch.tensor([[code]])], 1)).logits
+        rows.append(torch.log_softmax(logits[0, -2:].float(), dim=-1))
+    return rows
+
+
+def _reference(source: Path, model: ModelDir) -> Any:
+    """The source in transformers, in float32, its weights rounded to the stored dtype."""
     import torch
 
     try:
@@ -124,21 +169,20 @@ def _transformers_log_probs(source: Path, model: ModelDir, prompts: Sequence[Int
         ) from error
     library: Any = transformers  # typed in part only
     library.utils.logging.disable_progress_bar()
-    kind = "dtype" if int(library.__version__.split(".")[0]) >= 5 else "torch_dtype"
-    reference = library.AutoModelForCausalLM.from_pretrained(
-        str(source), local_files_only=True, **{kind: torch.float32}
-    )
+    encodes = isinstance(model.spec, EncoderDecoderSpec)
+    kind = library.AutoModelForSeq2SeqLM if encodes else library.AutoModelForCausalLM
+    argument = "dtype" if int(library.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    reference = kind.from_pretrained(str(source), local_files_only=True, **{argument: torch.float32})
     if not model.spec.tied and reference.config.tie_word_embeddings:
         # The file holds a head of its own beside the flag; transformers drops it, xgr keeps it.
         from xgr_engine.models.loading import load_model
 
         _, head = load_model(model.spec, model.weights_path, "cpu", torch.float32)
         reference.lm_head.weight = torch.nn.Parameter(head, requires_grad=False)
+    if isinstance(model.spec, EncoderDecoderSpec):
+        # transformers 4 scales by this flag and does not know scale_decoder_outputs; 5 no longer looks at it here.
+        reference.config.tie_word_embeddings = model.spec.scaled_output
     stored = getattr(torch, model.spec.dtype)
     for parameter in reference.parameters():
         parameter.data = parameter.data.to(stored).float()
-    rows = []
-    for prompt in prompts:
-        ids = torch.from_numpy(prompt.astype(np.int64))[None]
-        rows.append(torch.log_softmax(reference(input_ids=ids).logits[0, -1].float(), dim=-1))
-    return rows
+    return reference.eval()

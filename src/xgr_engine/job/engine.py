@@ -9,7 +9,7 @@ from typing import Any
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.errors import BackendUnavailableError, UsageError
-from xgr_engine.models.spec import DTYPE_BYTES
+from xgr_engine.models.spec import DTYPE_BYTES, EncoderDecoderSpec
 from xgr_engine.options import SearchOptions
 from xgr_engine.system import cpu_name, memory
 from xgr_engine.xschedule.engines import Engine
@@ -129,7 +129,7 @@ def plan_memory(
 
 def _gate_up_rows(model: ModelDir, device: Device) -> int | None:
     """``gate_up_rows`` of :func:`cost_model`, by the kernels that the model will run on."""
-    if device.gpu_free is None:
+    if device.gpu_free is None or isinstance(model.spec, EncoderDecoderSpec):
         return None
     import torch
 
@@ -156,7 +156,7 @@ def device_peak_bytes(device: str) -> int | None:
 class LoadedWeights:
     """A model on its device, independent of catalog and search options."""
 
-    decoder: Any
+    model: Any
     head: Any
     device: Device
 
@@ -181,7 +181,7 @@ def build_engine(
     from xgr_engine.recommender import Recommender
 
     engine = Recommender(
-        weights.decoder,
+        weights.model,
         weights.head,
         vocabulary.trie,
         model.table,

@@ -16,6 +16,7 @@ from xgr_engine.kernels.linear import linear
 from xgr_engine.models.ops import Ops
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.rotary import RotaryTable
+from xgr_engine.models.rows import Rows
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.xattention.cache import KVCache
 
@@ -42,25 +43,6 @@ class LayerWeights:
     down_bias: Tensor | None
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Beam rows to be computed: which token each feeds in, and where its key and value go.
-
-    Attributes:
-        tokens: int64 [N] token fed in.
-        position: int64 [N] its position in the user's sequence.
-        slots: int64 [N] where its key and value are written: ``user * S + slot``.
-        ancestors: int32 [U, R, A] slots that each cell of the users' grid of rows reads, its own included; -1 = none.
-        cells: int64 [N] the row's cell in that grid, ``user * R + row``; None: the rows are the whole grid in order.
-    """
-
-    tokens: Tensor
-    position: Tensor
-    slots: Tensor
-    ancestors: Tensor
-    cells: Tensor | None
-
-
 class DecoderOnly:
     """A decoder-only transformer over a :class:`KVCache`.
 
@@ -69,6 +51,8 @@ class DecoderOnly:
         embed: [V, H]; norm: [H]; layers: one :class:`LayerWeights` each.
         ops: the kernels to run on.
     """
+
+    causal = True  # see :class:`xgr_engine.models.model.Model`
 
     def __init__(self, spec: ModelSpec, embed: Tensor, norm: Tensor, layers: list[LayerWeights], ops: Ops) -> None:
         self.spec = spec

@@ -11,8 +11,20 @@ from torch import Tensor
 
 from xgr_engine.errors import CheckpointError
 from xgr_engine.models.decoder_only import DecoderOnly, LayerWeights
+from xgr_engine.models.encoder_decoder import (
+    CrossAttention,
+    DecoderLayer,
+    EncoderDecoder,
+    EncoderLayer,
+    FeedForward,
+    SelfAttention,
+    Stack,
+)
+from xgr_engine.models.model import Model
 from xgr_engine.models.ops import Ops, choose_ops
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec
+
+Read = Callable[[str], Tensor]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -23,13 +35,13 @@ def compute_dtype(stored: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(
-    spec: ModelSpec,
+    spec: AnySpec,
     weights: Path,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     ops: Ops | None = None,
-) -> tuple[DecoderOnly, Tensor]:
-    """Read ``model.safetensors`` (names as in :class:`ModelSpec`).
+) -> tuple[Model, Tensor]:
+    """Read ``model.safetensors`` (names as in :class:`ModelSpec` and :class:`EncoderDecoderSpec`).
 
     Args:
         dtype: to compute in; None: float32 on a CPU, else as stored.
@@ -50,19 +62,26 @@ def load_model(
                 tensor: Tensor = file.get_tensor(name)
                 return tensor.to(dtype)
 
-            embed, norm = read("embed.weight"), read("norm.weight")
+            kernels = ops or choose_ops(device)
+            kind = _encoder_decoder if isinstance(spec, EncoderDecoderSpec) else _decoder_only
+            embed = read("embed.weight")
+            model = kind(spec, embed, read, kernels)  # type: ignore[arg-type]
             head = embed if spec.tied else read("head.weight")
-            layers = [_layer(spec, read, f"layers.{index}.") for index in range(spec.num_layers)]
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{weights}: cannot read the model's weights",
             why=str(error),
             hint="run `xgr convert` again; `xgr inspect` shows what the directory should hold",
         ) from error
-    return DecoderOnly(spec, embed, norm, layers, ops or choose_ops(device)), head
+    return model, head
 
 
-def _layer(spec: ModelSpec, read: Callable[[str], Tensor], at: str) -> LayerWeights:
+def _decoder_only(spec: ModelSpec, embed: Tensor, read: Read, ops: Ops) -> DecoderOnly:
+    layers = [_layer(spec, read, f"layers.{index}.") for index in range(spec.num_layers)]
+    return DecoderOnly(spec, embed, read("norm.weight"), layers, ops)
+
+
+def _layer(spec: ModelSpec, read: Read, at: str) -> LayerWeights:
     def stacked(names: tuple[str, ...], kind: str) -> Tensor:
         return torch.cat([read(f"{at}{name}.{kind}") for name in names])
 
@@ -80,4 +99,37 @@ def _layer(spec: ModelSpec, read: Callable[[str], Tensor], at: str) -> LayerWeig
         gate_up_bias=stacked(feed_forward, "bias") if spec.mlp_bias else None,
         down=read(f"{at}mlp.down.weight"),
         down_bias=read(f"{at}mlp.down.bias") if spec.mlp_bias else None,
+    )
+
+
+def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, read: Read, ops: Ops) -> EncoderDecoder:
+    def stacked(at: str, names: str) -> Tensor:
+        return torch.cat([read(f"{at}.{name}.weight") for name in names])
+
+    def attention(at: str) -> SelfAttention:
+        return SelfAttention(read(f"{at}_norm.weight"), stacked(at, "qkv"), read(f"{at}.o.weight"))
+
+    def cross(at: str) -> CrossAttention:
+        return CrossAttention(
+            read(f"{at}_norm.weight"), read(f"{at}.q.weight"), stacked(at, "kv"), read(f"{at}.o.weight")
+        )
+
+    def feed_forward(at: str) -> FeedForward:
+        gate = read(f"{at}.gate.weight") if spec.gated else None
+        return FeedForward(read(f"{at}_norm.weight"), gate, read(f"{at}.up.weight"), read(f"{at}.down.weight"))
+
+    def stack(at: str) -> Stack:
+        return Stack(read(f"{at}.bias.weight"), read(f"{at}.norm.weight"))
+
+    encoder = [f"encoder.layers.{index}" for index in range(spec.num_encoder_layers)]
+    decoder = [f"decoder.layers.{index}" for index in range(spec.num_layers)]
+    return EncoderDecoder(
+        spec,
+        embed,
+        (stack("encoder"), [EncoderLayer(attention(f"{at}.attn"), feed_forward(f"{at}.mlp")) for at in encoder]),
+        (
+            stack("decoder"),
+            [DecoderLayer(attention(f"{at}.attn"), cross(f"{at}.cross"), feed_forward(f"{at}.mlp")) for at in decoder],
+        ),
+        ops,
     )

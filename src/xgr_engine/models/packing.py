@@ -43,9 +43,13 @@ class PackedPrompts:
         return self.prefix + sum(self.lengths)
 
     @classmethod
-    def of(cls, prompts: list[NDArray[np.int32]], device: torch.device) -> PackedPrompts:
-        """Pack U prompts of at least one token each."""
-        prefix = shared_prefix_length(prompts)
+    def of(cls, prompts: list[NDArray[np.int32]], device: torch.device, *, share: bool = True) -> PackedPrompts:
+        """Pack U prompts of at least one token each.
+
+        Args:
+            share: compute what all prompts begin with once, which only a causal model may.
+        """
+        prefix = shared_prefix_length(prompts) if share else 0
         lengths = [len(prompt) for prompt in prompts]
         own = np.array(lengths) - prefix
         region = prefix + np.concatenate([[0], np.cumsum(lengths)])  # the shared rows stand in front

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 FAMILIES = ("qwen2", "qwen3", "llama")
+ENCODER_DECODER_FAMILIES = ("t5",)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(DTYPE_BYTES)
 
@@ -102,14 +103,112 @@ class ModelSpec:
         """
         values = {**value, "rope": RopeSpec(**_checked(RopeSpec, value.get("rope"), "rope"))}
         spec = cls(**_checked(cls, values, "model"))
-        if spec.family not in FAMILIES:
-            raise ValueError(f"model: family {spec.family!r} is none of {', '.join(FAMILIES)}")
-        if spec.dtype not in DTYPES:
-            raise ValueError(f"model: dtype {spec.dtype!r} is none of {', '.join(DTYPES)}")
+        _check_names(spec, FAMILIES, DTYPES)
         return spec
 
 
-def _checked(kind: type[ModelSpec] | type[RopeSpec], value: object, where: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class EncoderDecoderSpec:
+    """A T5: an encoder that reads the history, a decoder that writes the semantic ID and attends to the encoder.
+
+    RMSNorm before every block, no biases, attention scores not scaled, positions as a bias on the scores that depends
+    on the distance alone (``num_buckets`` of them up to ``max_distance``), shared by all layers of a stack.
+
+    Tensors of ``model.safetensors`` ([out, in] as torch.nn.Linear has them): ``embed.weight`` [V, H]; ``head.weight``
+    [V, H], absent when ``tied``; for both stacks ``{encoder,decoder}.bias.weight`` [buckets, heads] and
+    ``{encoder,decoder}.norm.weight`` [H]; for each layer i of a stack ``.layers.{i}.attn_norm.weight``,
+    ``.layers.{i}.attn.{q,k,v,o}.weight``, in the decoder ``.layers.{i}.cross_norm.weight`` and
+    ``.layers.{i}.cross.{q,k,v,o}.weight``, then ``.layers.{i}.mlp_norm.weight``, ``.layers.{i}.mlp.{up,down}.weight``
+    and, when ``gated``, ``.layers.{i}.mlp.gate.weight``.
+
+    Attributes:
+        num_layers: of the decoder, whose keys and values a batch keeps.
+        gated: ``gelu(gate x) * up x`` (tanh approximation) instead of ``relu(up x)``.
+        start_token: what the decoder reads before the first code.
+        max_context: prompt tokens and answer together. Relative positions have no end; this bounds memory.
+        scaled_output: the decoder's output is multiplied by ``hidden_size ** -0.5`` before the head.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_encoder_layers: int
+    num_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_eps: float
+    num_buckets: int
+    max_distance: int
+    gated: bool
+    start_token: int
+    max_context: int
+    tied: bool
+    scaled_output: bool
+    dtype: str = "float32"
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Every query head has keys of its own."""
+        return self.num_heads
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head (G)."""
+        return 1
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of ``model.safetensors`` and its shape, in the order of the forward pass."""
+        hidden, heads = self.hidden_size, self.num_heads * self.head_dim
+        attention = {"q": (heads, hidden), "k": (heads, hidden), "v": (heads, hidden), "o": (hidden, heads)}
+        feed_forward = {"gate": (self.intermediate_size, hidden)} if self.gated else {}
+        feed_forward |= {"up": (self.intermediate_size, hidden), "down": (hidden, self.intermediate_size)}
+        shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab_size, hidden)}
+        for stack, layers in (("encoder", self.num_encoder_layers), ("decoder", self.num_layers)):
+            blocks = {"attn": attention} | ({"cross": attention} if stack == "decoder" else {}) | {"mlp": feed_forward}
+            shapes[f"{stack}.bias.weight"] = (self.num_buckets, self.num_heads)
+            for layer in range(layers):
+                for block, linears in blocks.items():
+                    at = f"{stack}.layers.{layer}.{block}"
+                    shapes[f"{at}_norm.weight"] = (hidden,)
+                    shapes |= {f"{at}.{name}.weight": shape for name, shape in linears.items()}
+            shapes[f"{stack}.norm.weight"] = (hidden,)
+        if not self.tied:
+            shapes["head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> EncoderDecoderSpec:
+        """Inverse of :meth:`to_json`. Raises as :meth:`ModelSpec.from_json`."""
+        spec = cls(**_checked(cls, value, "model"))
+        _check_names(spec, ENCODER_DECODER_FAMILIES, tuple(name for name in DTYPES if name != "float16"))
+        return spec
+
+
+AnySpec = ModelSpec | EncoderDecoderSpec
+
+
+def spec_from_json(value: Mapping[str, Any]) -> AnySpec:
+    """The spec that ``to_json`` of either kind wrote.
+
+    Raises:
+        ValueError: as :meth:`ModelSpec.from_json`.
+    """
+    kind = EncoderDecoderSpec if value.get("family") in ENCODER_DECODER_FAMILIES else ModelSpec
+    return kind.from_json(value)
+
+
+def _check_names(spec: AnySpec, families: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
+    if spec.family not in families:
+        raise ValueError(f"model: family {spec.family!r} is none of {', '.join(FAMILIES + ENCODER_DECODER_FAMILIES)}")
+    if spec.dtype not in dtypes:
+        raise ValueError(f"model: dtype {spec.dtype!r} is none of {', '.join(dtypes)}")
+
+
+def _checked(kind: type[AnySpec] | type[RopeSpec], value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: must be an object")
     known = {field.name for field in fields(kind)}

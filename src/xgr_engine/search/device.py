@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xgr_engine.models.decoder_only import Rows
+from xgr_engine.models.rows import Rows
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup, score_suffix
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.reference import merge_finished

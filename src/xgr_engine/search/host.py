@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from xgr_engine.models.decoder_only import Rows
+from xgr_engine.models.rows import Rows
 from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup, score_suffix
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.reference import (
@@ -145,7 +145,7 @@ class _Batch:
             position=self.cache.lengths[user] + depth - 1,
             slots=user * self.cache.slots + beams.ancestors[user, row, -1],
             ancestors=ancestors,
-            cells=user * ancestors.shape[1] + grid_row,
+            cells=None if len(user) == ancestors.shape[:2].numel() else user * ancestors.shape[1] + grid_row,
         )
         hidden = self.setup.model.decode(rows, self.cache)
         self.finite = self.finite & hidden.isfinite().all()

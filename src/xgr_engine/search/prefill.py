@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.model import Model
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.search.capture import RecentGraphs, capturing
 from xgr_engine.xattention.cache import KVCache
@@ -45,7 +45,7 @@ class GraphedPrefill:
         capture: False runs everything kernel by kernel.
     """
 
-    def __init__(self, model: DecoderOnly, cache: KVCache, *, capture: bool) -> None:
+    def __init__(self, model: Model, cache: KVCache, *, capture: bool) -> None:
         self.model = model
         self.cache = cache
         self.capture = capture
@@ -56,7 +56,8 @@ class GraphedPrefill:
     def run(self, pack: PackedPrompts) -> Tensor:
         """The last hidden states [U, H] of a batch. They stand until the next call."""
         size = rounded_up(pack.lengths[0])
-        if not self.capture or len(pack.lengths) > 1 or size > min(_LONGEST, self.cache.tokens):
+        alone = len(pack.lengths) == 1 and self.model.causal
+        if not self.capture or not alone or size > min(_LONGEST, self.cache.tokens):
             return self.model.prefill(pack, self.cache)
         self.cache.begin(pack.lengths, shared=0)
         captured = self._graphs.get(size, lambda: self._record(size))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xgr_engine.models.decoder_only import DecoderOnly, Rows
 from xgr_engine.models.head import Head
+from xgr_engine.models.model import Model
+from xgr_engine.models.rows import Rows
 from xgr_engine.options import SearchOptions
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.exclusions import NO_NODE, Exclusions
@@ -23,7 +24,7 @@ class SearchSetup:
         score_suffix: token ids scored after each finished SID (the model's score contract).
     """
 
-    model: DecoderOnly
+    model: Model
     head: Head
     levels: tuple[TrieLevel, ...]
     options: SearchOptions

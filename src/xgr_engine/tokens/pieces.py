@@ -29,13 +29,18 @@ class Pieces:
     empty: list[int]
 
     @classmethod
-    def of_plain_ids(cls, bos_ids: Sequence[int]) -> Pieces:
+    def of_plain_ids(cls, bos_ids: Sequence[int], eos_ids: Sequence[int]) -> Pieces:
         """For models without a tokenizer: nothing but the items."""
-        return cls(head=list(bos_ids), between=[], tail=[], empty=list(bos_ids))
+        return cls(head=list(bos_ids), between=[], tail=list(eos_ids), empty=[*bos_ids, *eos_ids])
 
     @classmethod
     def of_template(
-        cls, template: PromptTemplate, tokenizer: Tokenizer, table: SidTokenTable, bos_ids: Sequence[int]
+        cls,
+        template: PromptTemplate,
+        tokenizer: Tokenizer,
+        table: SidTokenTable,
+        bos_ids: Sequence[int],
+        eos_ids: Sequence[int],
     ) -> Pieces | None:
         """Tokenise the fixed pieces where they stand, beside a semantic-ID token. None where that cannot be right."""
         if not _tokens_split_text(tokenizer, table):
@@ -54,7 +59,7 @@ class Pieces:
         if head[-1:] != [mark] or tail[:1] != [mark] or between[:1] != [mark] or between[-1:] != [mark]:
             return None
         lead = [*bos_ids, *(token for (text,) in parts[:at] for token in encode(text))]
-        rest = [token for (text,) in parts[at + 1 :] for token in encode(text)]
+        rest = [*(token for (text,) in parts[at + 1 :] for token in encode(text)), *eos_ids]
         return cls(
             head=lead + head[:-1],
             between=between[1:-1],

@@ -34,19 +34,24 @@ class PromptSpec:
     Attributes:
         name: preset, or name of the template file.
         template: the Jinja text, its settings included (see :mod:`xgr_engine.tokens.templates`).
-        bos_ids: token ids in front of every prompt, found by the template's ``bos`` rule at conversion.
+        bos_ids, eos_ids: token ids in front of and behind every prompt, found by the template's ``bos`` and ``eos``
+            rules at conversion.
     """
 
     name: str
     template: str
     bos_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "template": self.template, "bos_ids": list(self.bos_ids)}
+        """``eos_ids`` stands there only if there are any: other models keep the fingerprint that they had without."""
+        value = {"name": self.name, "template": self.template, "bos_ids": list(self.bos_ids)}
+        return {**value, "eos_ids": list(self.eos_ids)} if self.eos_ids else value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PromptSpec:
-        return cls(str(value["name"]), str(value["template"]), tuple(int(token) for token in value["bos_ids"]))
+        bos, eos = (tuple(int(token) for token in ids) for ids in (value["bos_ids"], value.get("eos_ids", ())))
+        return cls(str(value["name"]), str(value["template"]), bos, eos)
 
 
 @dataclass(frozen=True)
@@ -57,17 +62,24 @@ class RenderedPrompt:
     dropped: int
 
 
-def make_prompt_spec(choice: str, source: SourceTokenizer | None, table: SidTokenTable) -> PromptSpec:
+def make_prompt_spec(
+    choice: str, source: SourceTokenizer | None, table: SidTokenTable, end_token: int | None = None
+) -> PromptSpec:
     """The prompt of a checkpoint, from a preset's name or a template file.
+
+    Args:
+        end_token: the checkpoint's, for templates that ask for it; None: not known.
 
     Raises:
         UsageError: no such preset or file, a broken template, or words without a tokenizer to read them.
-        CheckpointError: a token of the template's ``single_tokens`` is not one id of this tokenizer.
+        CheckpointError: a token of the template's ``single_tokens`` is not one id of this tokenizer, or the template
+            asks for an end token that is not known or is a semantic-ID token.
     """
     name, text = read_template(choice)
     template = parse_template(name, text)
+    eos_ids = (_end_token(name, end_token, table),) if template.eos == "eos-token" else ()
     if source is None:
-        return PromptSpec(name, text)
+        return PromptSpec(name, text, eos_ids=eos_ids)
     for token in template.single_tokens:
         ids = source.tokenizer.encode(token, add_special_tokens=False).ids
         if len(ids) != 1 or source.tokenizer.token_to_id(token) != ids[0]:
@@ -75,7 +87,32 @@ def make_prompt_spec(choice: str, source: SourceTokenizer | None, table: SidToke
                 f"prompt {name}: the tokenizer has no token {token}, it would be cut into {len(ids)} pieces",
                 hint="this prompt belongs to another kind of model; choose the one this checkpoint was trained with",
             )
-    return PromptSpec(name, text, _bos_ids(template.bos, source, table))
+    return PromptSpec(name, text, _bos_ids(template.bos, source, table), eos_ids)
+
+
+def tokenizer_end_token(source: SourceTokenizer) -> int | None:
+    """The id of the end token that the tokenizer's configuration names; None if it names none that there is."""
+    known: int | None = None if source.eos_token is None else source.tokenizer.token_to_id(source.eos_token)
+    return known
+
+
+def _end_token(prompt: str, end_token: int | None, table: SidTokenTable) -> int:
+    if end_token is None:
+        raise CheckpointError(
+            f"prompt {prompt}: ends with the end token, and neither tokenizer nor config.json names one",
+            hint="give its id: --end-token 1 is what T5 has by default",
+        )
+    for level, ids in enumerate(table.token_ids):
+        at = np.flatnonzero(ids == end_token)
+        if len(at):
+            code = int(table.codes[level][at[0]])
+            raise CheckpointError(
+                f"prompt {prompt}: the end token {end_token} is also the token of {table.spell(level, code)}, "
+                f"level {level + 1}",
+                why="the model would take the end of the history for an item",
+                hint="check the offsets of --token-offsets, and --end-token",
+            )
+    return end_token
 
 
 def _bos_ids(rule: str, source: SourceTokenizer, table: SidTokenTable) -> tuple[int, ...]:
@@ -168,7 +205,8 @@ class PromptRenderer:
         return self.render([sids[first:stop] for first, stop in pairwise(offsets.tolist())])
 
     def encode_ready(self, prompt: str | Sequence[int]) -> IntArray:
-        """A prompt that is complete already: text (tokenised as one piece, BOS in front if the model wants it), or ids.
+        """A prompt that is complete already: text (tokenised as one piece, BOS and end token around it if the model
+        wants them), or ids.
 
         An empty one stays empty.
 
@@ -181,8 +219,9 @@ class PromptRenderer:
             if self._tokenizer is None:
                 raise HistoryError("the prompt is text, and the model has no tokenizer", hint="give token ids")
             ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
-            bos = list(self.spec.bos_ids)
+            bos, eos = list(self.spec.bos_ids), list(self.spec.eos_ids)
             ids = ids if ids[: len(bos)] == bos else bos + ids
+            ids = ids if ids[len(ids) - len(eos) :] == eos else ids + eos
         else:
             ids = [int(token) for token in prompt]
         if min(ids) < 0 or (self._vocab_size is not None and max(ids) >= self._vocab_size):
@@ -230,12 +269,12 @@ class PromptRenderer:
         if self._tokenizer is None:
             raise UsageError(
                 f"prompt {self.spec.name}: holds words, and the model has no tokenizer to read them",
-                hint="convert it with `--prompt sids-only`",
+                hint="convert it with `--prompt sids-only`, a T5 with `--prompt tiger`",
             )
         ids = list(self.spec.bos_ids)
         for part in self._template.parts([self.item_text(sid) for sid in history]):
             ids += self._tokenizer.encode(part, add_special_tokens=False).ids
-        return ids
+        return [*ids, *self.spec.eos_ids]
 
     def _tokenise_fitting(self, history: Sequence[Sid]) -> tuple[list[int], int]:
         """:meth:`_tokenise` with the fewest oldest items dropped (lengths grow with the items kept)."""
@@ -260,8 +299,8 @@ class PromptRenderer:
             parts = self._template.parts_around_history()
             if any(text for part in parts for text in part) or self._template.join(["", ""]):
                 self._tokenise(())  # says what is wrong
-            return Pieces.of_plain_ids(self.spec.bos_ids)
-        pieces = Pieces.of_template(self._template, self._tokenizer, self.table, self.spec.bos_ids)
+            return Pieces.of_plain_ids(self.spec.bos_ids, self.spec.eos_ids)
+        pieces = Pieces.of_template(self._template, self._tokenizer, self.table, self.spec.bos_ids, self.spec.eos_ids)
         if pieces is None or not prove_pieces(pieces, self._tokenise, self.table, self._ids):
             return None
         return pieces

@@ -11,8 +11,9 @@ Variables of a template:
 
 Settings are assignments of texts outside all blocks: ``{% set joiner = ", " %}`` (the default), ``item_prefix`` and
 ``item_suffix`` (empty), ``bos`` (``tokenizer``: the special tokens that the tokenizer itself puts in front, the
-default; ``bos-token``: the BOS token its configuration names, if any; ``none``), and ``single_tokens``: tokens, apart
-by blanks, that the tokenizer must know as one id each. The line break after a ``{% %}`` or ``{# #}`` is dropped.
+default; ``bos-token``: the BOS token its configuration names, if any; ``none``), ``eos`` (``eos-token``: the end token
+of the checkpoint stands behind everything, as encoders read it; ``none``, the default), and ``single_tokens``: tokens,
+apart by blanks, that the tokenizer must know as one id each. The line break after a ``{% %}`` or ``{# #}`` is dropped.
 """
 
 from __future__ import annotations
@@ -34,11 +35,19 @@ from xgr_engine.errors import UsageError
 CUT = "\ufdd0"
 HISTORY = "\ufdd1"
 
-PRESETS = ("lc-rec", "minionerec-eval", "openonerec", "sids-only")
+PRESETS = ("lc-rec", "minionerec-eval", "openonerec", "sids-only", "tiger")
 BOS_RULES = ("tokenizer", "bos-token", "none")
+EOS_RULES = ("none", "eos-token")
 VARIABLES = ("history", "items", "cut")
 
-_DEFAULTS = {"joiner": ", ", "item_prefix": "", "item_suffix": "", "bos": "tokenizer", "single_tokens": ""}
+_DEFAULTS = {
+    "joiner": ", ",
+    "item_prefix": "",
+    "item_suffix": "",
+    "bos": "tokenizer",
+    "eos": "none",
+    "single_tokens": "",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class PromptTemplate:
 
     Attributes:
         name: for messages.
-        joiner, item_prefix, item_suffix, bos, single_tokens: the settings at its top.
+        joiner, item_prefix, item_suffix, bos, eos, single_tokens: the settings at its top.
         one_history: the text is fixed but for one place where ``history`` stands.
         fixed_head: what every rendering begins with, up to the first ``cut``; empty if that depends on the history.
     """
@@ -57,6 +66,7 @@ class PromptTemplate:
     item_prefix: str
     item_suffix: str
     bos: str
+    eos: str
     single_tokens: tuple[str, ...]
     one_history: bool
     fixed_head: str
@@ -128,14 +138,16 @@ def parse_template(name: str, text: str) -> PromptTemplate:
     if not used & {"history", "items"}:
         raise UsageError(f"prompt template {name}: uses neither history nor items, so all users would be alike")
     settings = {**_DEFAULTS, **_settings(name, tree)}
-    if settings["bos"] not in BOS_RULES:
-        raise UsageError(f"prompt template {name}: bos must be one of {', '.join(BOS_RULES)}, not {settings['bos']!r}")
+    for key, rules in (("bos", BOS_RULES), ("eos", EOS_RULES)):
+        if settings[key] not in rules:
+            raise UsageError(f"prompt template {name}: {key} must be one of {', '.join(rules)}, not {settings[key]!r}")
     return PromptTemplate(
         name=name,
         joiner=settings["joiner"],
         item_prefix=settings["item_prefix"],
         item_suffix=settings["item_suffix"],
         bos=settings["bos"],
+        eos=settings["eos"],
         single_tokens=tuple(settings["single_tokens"].split()),
         one_history=_has_one_plain_history(tree, used),
         fixed_head=_fixed_head(tree),

@@ -20,6 +20,15 @@ and Hkv heads of D, V vocabulary, b bytes a value, S slots a user for generated 
 * logits of the vocabulary and their exponentials in float32, computed in chunks: ``logits_per_row = 8 V`` up to twice
   the chunk, where the score mode or a score suffix needs them
 
+An encoder-decoder (A = Hq D; f = 3 where the feed-forward block is gated, else 1) has another layer, no gate up that a
+kernel hides, and a start token of each user in the cache:
+
+* encoder (residual, two deltas, normed inputs; q k v, their copies sequence by sequence, two outputs; activation):
+  ``per_token += (6 H + 8 A + f I) b`` in place of the prefill's line
+* the bias on its attention's scores, m x m for the longest prompt m there may be: ``fixed = Hq b m^2``
+* a decode step of one layer (the same with queries, own keys and values in float32, and the queries of both
+  attentions): ``per_row += (6 H + 8 A + f I) b + 20 A`` in place of the other
+
 The width is never lowered to fit: if one user does not fit, that is said before the run.
 """
 
@@ -33,7 +42,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec
 from xgr_engine.options import LANES, SearchOptions
 from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
@@ -71,7 +80,7 @@ class CostModel:
 
 
 def cost_model(
-    spec: ModelSpec,
+    spec: AnySpec,
     trie: ItemTrie,
     options: SearchOptions,
     suffix: int,
@@ -89,26 +98,46 @@ def cost_model(
         gate_up_rows: most rows whose gate and up products are ever stored; None: those of all rows.
     """
     kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
-    heads = spec.num_heads + 2 * spec.num_kv_heads
-    layer = (4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size) * itemsize
-    gate_up = 2 * spec.intermediate_size * itemsize
+    layer = _layer_costs(spec, itemsize, gate_up_rows)
     widths = [min(options.beam, trie.num_nodes(depth)) for depth in range(1, trie.levels + 1)]
     slots = sum(widths[:-1]) + options.beam * suffix
+    slots += isinstance(spec, EncoderDecoderSpec)  # the start token's
     level_codes = max((int(codes.max()) + 1 for codes in trie.codes if len(codes)), default=1)
     rows = [1, *widths[:-1]]
     candidates = sum(_widest(starts, count) for starts, count in zip(trie.child_start, rows, strict=False))
     attention = 0 if gpu else 4 * spec.num_heads * min(_TYPICAL_PROMPT, spec.max_context)
     whole_vocabulary = options.score_over == "vocab" or suffix > 0
     return CostModel(
-        per_token=kv + layer - (0 if gate_up_rows is None else gate_up),
-        per_row=layer + attention + 4 * level_codes,
+        per_token=kv + layer.token,
+        per_row=layer.row + attention + 4 * level_codes,
         per_user=kv * slots + 32 * candidates * (3 if gpu else 1),
         rows_per_user=max(widths, default=1),
         logits_per_row=8 * spec.vocab_size if whole_vocabulary else 0,
         logits_cap=2 * _LOGITS_CHUNK if whole_vocabulary else 0,
         level_rows=1 + sum(widths[:-1]),
-        fixed=gate_up * (gate_up_rows or 0),
+        fixed=layer.fixed,
     )
+
+
+@dataclass(frozen=True)
+class _LayerCosts:
+    """Bytes of one layer's activations: a prompt token's, a beam row's, and those of any batch."""
+
+    token: int
+    row: int
+    fixed: int
+
+
+def _layer_costs(spec: AnySpec, itemsize: int, gate_up_rows: int | None) -> _LayerCosts:
+    hidden, inner, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads
+    if isinstance(spec, EncoderDecoderSpec):
+        wide = heads * spec.head_dim
+        layer = (6 * hidden + 8 * wide + (3 if spec.gated else 1) * inner) * itemsize
+        return _LayerCosts(layer, layer + 20 * wide, heads * itemsize * spec.max_context**2)
+    layer = (4 * hidden + 2 * (heads + 2 * spec.num_kv_heads) * spec.head_dim + 3 * inner) * itemsize
+    gate_up = 2 * inner * itemsize
+    hidden_part = 0 if gate_up_rows is None else gate_up
+    return _LayerCosts(layer - hidden_part, layer, gate_up * (gate_up_rows or 0))
 
 
 def _widest(child_start: NDArray[np.integer[Any]], rows: int) -> int:

@@ -16,13 +16,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
 from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime
 from xgr_engine.bench.baselines.cascade_plan import CascadePlans, load_flashinfer, trial
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.pool import PooledCache, pool_fields
 from xgr_engine.bench.foreign.packages import FLASHINFER
 from xgr_engine.bench.workloads import Workload
-from xgr_engine.models.decoder_only import DecoderOnly, Rows
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.rows import Rows
 from xgr_engine.recommender import Recommender
 from xgr_engine.search.graphed import GraphedSearch, places_for
 from xgr_engine.search.lanes import Lane
@@ -136,6 +138,8 @@ class Cascade(Xgr, OneAtATime):
 
     def available(self, workload: Workload) -> str | None:
         """The package is there, in a version that is known, and has kernels for this model."""
+        if reason := other_architecture(workload):
+            return reason
         model = workload.model
         if model.device.type not in self.devices:
             return "flashinfer-python needs a CUDA GPU"
@@ -158,7 +162,7 @@ class Cascade(Xgr, OneAtATime):
         model = workload.model
         try:
             library = load_flashinfer()
-            trial(library, model.decoder, captured=False)
+            trial(library, decoder_only(model), captured=False)
         except Exception as error:  # whatever a foreign binary raises
             if is_out_of_memory(error):
                 raise
@@ -167,14 +171,14 @@ class Cascade(Xgr, OneAtATime):
         graphs, self.notes = model.device.type == "cuda", []
         if graphs:
             try:
-                trial(library, model.decoder, captured=True)
+                trial(library, decoder_only(model), captured=True)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 why = f"a trial in a CUDA graph failed ({describe(error)})"
                 graphs, self.notes = False, [f"kernels launched one by one: {why}"]
         return CascadeRecommender(
-            CascadeDecoder(model.decoder, library),
+            CascadeDecoder(decoder_only(model), library),
             model.head,
             workload.catalog.trie,
             model.table,

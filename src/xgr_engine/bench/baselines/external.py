@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
 from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids
 from xgr_engine.bench.baselines.hf import codes_of_tokens
 from xgr_engine.bench.baselines.hf_weights import write_checkpoint
@@ -49,6 +50,8 @@ class Foreign(OneAtATime):
 
     def available(self, workload: Workload) -> str | None:
         """The package is there, in a version that is known, and the workload is one that it can be asked for."""
+        if reason := other_architecture(workload):
+            return reason
         model = workload.model
         if model.device.type not in self.devices:
             return f"{self.package.name} needs a CUDA GPU"
@@ -180,7 +183,7 @@ class FlashRec(Foreign):
 
     def unfit(self, workload: Workload) -> str | None:
         """It reads Qwen3 checkpoints, and needs a first level of at least W codes."""
-        spec, table = workload.model.spec, workload.model.table
+        spec, table = decoder_only(workload.model).spec, workload.model.table
         if spec.family != "qwen3" or spec.qkv_bias or spec.o_bias or spec.mlp_bias or not spec.qk_norm:
             return "FlashRec runs dense Qwen3 models only"
         if spec.rope.kind != "default":

@@ -21,6 +21,7 @@ from xgr_engine.bench.baselines.hf_weights import transformers_model
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.workloads import Batch, BenchCatalog, Workload
 from xgr_engine.system import version
+from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.xschedule.engines import is_out_of_memory
 
 # transformers marks beams that do not exist with -1e9; forbidden continuations stand at -inf.
@@ -57,6 +58,8 @@ class HuggingFace(OneAtATime):
         self._constraint = self._make_constraint(workload)
         self._sub_batch = self._best_sub_batch(workload)
         self.notes = [f"{self._sub_batch} prompt{'s' if self._sub_batch > 1 else ''} a call"]
+        if self._model.config._attn_implementation != "sdpa":
+            self.notes.append("no SDPA: this version of transformers has none for T5")
 
     def _make_constraint(self, workload: Workload) -> dict[str, Any]:
         return {"prefix_allowed_tokens_fn": TrieCallback(workload)}
@@ -123,8 +126,10 @@ class HuggingFace(OneAtATime):
         for row, prompt in enumerate(prompts):  # padding goes in front
             ids[row, longest - len(prompt) :] = prompt
             mask[row, longest - len(prompt) :] = 1
+        # what stands before the codes: a prompt, or what an encoder-decoder's decoder starts with
+        before = 1 if self._model.config.is_encoder_decoder else longest
         for part in self._constraint.values():
-            _start(part, longest)
+            _start(part, before)
         steps = workload.catalog.trie.levels + len(workload.model.score_suffix)
         found = self._model.generate(
             input_ids=torch.from_numpy(ids).to(device),
@@ -142,7 +147,7 @@ class HuggingFace(OneAtATime):
             **self._constraint,
         )
         levels = workload.catalog.trie.levels
-        tokens = found.sequences[:, longest : longest + levels].cpu().numpy()
+        tokens = found.sequences[:, before : before + levels].cpu().numpy()
         scores = np.full(len(tokens), np.nan, np.float32)
         if scored:
             scores = found.sequences_scores.float().cpu().numpy()
@@ -228,14 +233,16 @@ class CsrConstraint:
 
 
 Children = list[dict[tuple[int, ...], list[int]]]
-_CHILDREN: WeakKeyDictionary[BenchCatalog, Children] = WeakKeyDictionary()
+_CHILDREN: WeakKeyDictionary[BenchCatalog, tuple[SidTokenTable, Children]] = WeakKeyDictionary()
 
 
 def node_children(workload: Workload) -> Children:
-    """Per level: the tokens of a prefix -> the tokens that may follow. Made once a catalog."""
-    if workload.catalog not in _CHILDREN:
-        _CHILDREN[workload.catalog] = _make_children(workload)
-    return _CHILDREN[workload.catalog]
+    """Per level: the tokens of a prefix -> the tokens that may follow. Made once a catalog and its model's tokens."""
+    table, children = _CHILDREN.get(workload.catalog, (None, []))
+    if table is not workload.model.table:
+        children = _make_children(workload)
+        _CHILDREN[workload.catalog] = (workload.model.table, children)
+    return children
 
 
 def _make_children(workload: Workload) -> Children:

@@ -9,19 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.base import NotAvailableError
+from xgr_engine.bench.baselines.architecture import decoder_only
+from xgr_engine.bench.baselines.hf_t5 import ready, t5_model
 from xgr_engine.bench.workloads import BenchModel
-from xgr_engine.models.spec import ModelSpec
+from xgr_engine.models.spec import EncoderDecoderSpec, ModelSpec
 
 _NAMES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 _SHARD_BYTES = 2 << 30  # of a checkpoint's file: the host holds one at a time
 
 
 def transformers_model(model: BenchModel) -> Any:
-    """The same weights as a transformers model; tensors are shared, q, k, v and gate, up being views."""
+    """The same weights as a transformers model; tensors are shared, stacked ones as views.
+
+    Raises:
+        NotAvailableError: the installed transformers has other weights.
+    """
+    return t5_model(model) if isinstance(model.spec, EncoderDecoderSpec) else _decoder_only_model(model)
+
+
+def _decoder_only_model(model: BenchModel) -> Any:
     import transformers
 
-    spec = model.spec
+    spec = decoder_only(model).spec
     name = _NAMES[spec.family]
     config = getattr(transformers, f"{name}Config")(**config_fields(spec, transformers.__version__))
     config._attn_implementation = "sdpa"
@@ -32,11 +41,7 @@ def transformers_model(model: BenchModel) -> Any:
         wrapped.tie_weights()
     # its frequencies are no weights, so they are still on the meta device
     wrapped.model.rotary_emb = type(wrapped.model.rotary_emb)(config=config).to(model.device)
-    missing = [name for name, tensor in wrapped.named_parameters() if tensor.is_meta]
-    if missing:
-        raise NotAvailableError(f"transformers {transformers.__version__} has other weights: {', '.join(missing[:5])}")
-    wrapped.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
-    return wrapped.eval()
+    return ready(wrapped)
 
 
 def config_fields(spec: ModelSpec, installed: str) -> dict[str, Any]:
@@ -75,7 +80,8 @@ def config_fields(spec: ModelSpec, installed: str) -> dict[str, Any]:
 
 def named_tensors(model: BenchModel) -> list[tuple[str, Tensor]]:
     """Weights under the names that transformers has for them; views of the engine's stacked tensors."""
-    spec, decoder = model.spec, model.decoder
+    decoder = decoder_only(model)
+    spec = decoder.spec
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     named: list[tuple[str, Tensor]] = [
         ("model.embed_tokens.weight", decoder.embed),
@@ -115,7 +121,7 @@ def write_checkpoint(model: BenchModel, folder: Path) -> None:
     Args:
         folder: exists and is empty. It takes as many bytes as the weights.
     """
-    spec = model.spec
+    spec = decoder_only(model).spec
     config = {
         # files of transformers 4 have the rotary base beside the rest, those of 5 in a part of their own
         **config_fields(spec, "4"),

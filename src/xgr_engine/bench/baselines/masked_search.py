@@ -21,7 +21,7 @@ from xgr_engine.bench.kernels import masks_reference
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
 from xgr_engine.kernels.linear import float32_product
-from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.model import Model
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
 from xgr_engine.search.device import DeviceSearch
@@ -198,7 +198,7 @@ def _full_sort(lists: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.pad(place[:, :k], (0, missing)), score
 
 
-def _kernels(model: DecoderOnly) -> ModuleType:
+def _kernels(model: Model) -> ModuleType:
     if model.ops.name != "triton":
         return masks_reference
     from xgr_engine.bench.kernels import masks_triton
@@ -233,7 +233,7 @@ class MaskedRecommender(Recommender):
 
     def __init__(
         self,
-        model: DecoderOnly,
+        model: Model,
         head_weight: Tensor,
         trie: ItemTrie,
         table: SidTokenTable,

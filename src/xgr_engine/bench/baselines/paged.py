@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.masked_search import MaskedRecommender
 from xgr_engine.bench.baselines.pool import PooledCache, pool_fields
@@ -24,7 +25,8 @@ from xgr_engine.bench.baselines.variants import NoSharedPrefix
 from xgr_engine.bench.kernels import paged_reference
 from xgr_engine.bench.kernels.decode_layer import DecodeShape, fastest_tiles
 from xgr_engine.bench.workloads import Workload
-from xgr_engine.models.decoder_only import DecoderOnly, Rows
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.rows import Rows
 from xgr_engine.recommender import Recommender
 from xgr_engine.xattention.cache import KVCache
 
@@ -201,7 +203,7 @@ def paged_decoder(workload: Workload) -> PagedDecoder:
     """The workload's model with paged attention."""
     model, catalog = workload.model, workload.catalog
     return PagedDecoder(
-        model.decoder,
+        decoder_only(model),
         beam=workload.search.beam,
         generated=max(1, catalog.trie.levels - 1 + len(model.score_suffix)),
         longest_prompt=workload.context,
@@ -215,6 +217,10 @@ class Paged(Xgr):
 
     name = "paged"
     what = f"one sequence a beam over tables of {BLOCK}-token blocks, copied on fork; all else as xgr"
+
+    def available(self, workload: Workload) -> str | None:
+        """Its attention is that of decoder-only models."""
+        return other_architecture(workload)
 
     def make(self, workload: Workload) -> Recommender:
         """The engine's recommender over a model that decodes pages."""
@@ -234,8 +240,8 @@ class AllOff(NoSharedPrefix):
     in_flight = 1
 
     def available(self, workload: Workload) -> str | None:
-        """Masks know SIDs of one depth only."""
-        return MaskedRecommender.covers(workload.catalog.trie)
+        """Its attention is that of decoder-only models, and masks know SIDs of one depth only."""
+        return other_architecture(workload) or MaskedRecommender.covers(workload.catalog.trie)
 
     def make(self, workload: Workload) -> Recommender:
         """Pages and masks together."""

@@ -15,11 +15,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.masked_search import MaskedRecommender
 from xgr_engine.bench.kernels import staged_reference
 from xgr_engine.bench.workloads import Workload
-from xgr_engine.models.decoder_only import DecoderOnly, Rows
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.model import Model
+from xgr_engine.models.rows import Rows
 from xgr_engine.recommender import Recommender
 from xgr_engine.xattention.cache import KVCache
 
@@ -134,7 +137,7 @@ class PaperMasks(Xgr):
             full_rows=self.full_rows,
         )
 
-    def decoder(self, workload: Workload) -> DecoderOnly:
+    def decoder(self, workload: Workload) -> Model:
         """The model that is searched."""
         return workload.model.decoder
 
@@ -149,8 +152,12 @@ class Paper(PaperMasks):
     )
     full_rows = True
 
+    def available(self, workload: Workload) -> str | None:
+        """Its attention is that of decoder-only models."""
+        return other_architecture(workload) or super().available(workload)
+
     def decoder(self, workload: Workload) -> DecoderOnly:
         """The workload's model in three stages."""
         model = workload.model
         generated = max(1, workload.catalog.trie.levels - 1 + len(model.score_suffix))
-        return PaperDecoder(model.decoder, beam=workload.search.beam, generated=generated)
+        return PaperDecoder(decoder_only(model), beam=workload.search.beam, generated=generated)

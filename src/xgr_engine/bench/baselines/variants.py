@@ -107,7 +107,9 @@ class NoSharedPrefix(Xgr):
     what = "the prompts' common beginning computed once a user"
 
     def available(self, workload: Workload) -> str | None:
-        """Needs prompts that share something."""
+        """Needs prompts that share something, and a model that can share it."""
+        if not workload.model.decoder.causal:
+            return "not available: an encoder reads whole prompts, which share no computation"
         if workload.users < 2 or not (workload.shared_prefix or workload.prompts):
             return "not available: the prompts of this workload share no beginning"
         return None

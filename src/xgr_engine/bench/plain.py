@@ -1,0 +1,59 @@
+"""A model in plain torch, in float32 or in its own dtype, over the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from xgr_engine.models.decoder_only import DecoderOnly
+from xgr_engine.models.encoder_decoder import EncoderDecoder
+from xgr_engine.models.model import Model
+from xgr_engine.models.ops import reference_ops
+
+Part = TypeVar("Part")
+
+
+def float32_model(model: Model) -> DecoderOnly | EncoderDecoder:
+    """The model in float32. The embedding is a copy; a layer is copied while it computes."""
+    if isinstance(model, EncoderDecoder):
+        encoder = (_float32(model.encoder), _Float32Layers(model.encoder_layers))
+        decoder = (_float32(model.decoder), _Float32Layers(model.layers))
+        return EncoderDecoder(model.spec, model.embed.float(), encoder, decoder, reference_ops())
+    model = _known(model)
+    embed, norm = model.embed.float(), model.norm.float()
+    return DecoderOnly(model.spec, embed, norm, _Float32Layers(model.layers), reference_ops())
+
+
+def same_dtype_model(model: Model) -> DecoderOnly | EncoderDecoder:
+    """The model in its own dtype, without the engine's kernels."""
+    if isinstance(model, EncoderDecoder):
+        encoder, decoder = (model.encoder, model.encoder_layers), (model.decoder, model.layers)
+        return EncoderDecoder(model.spec, model.embed, encoder, decoder, reference_ops())
+    model = _known(model)
+    return DecoderOnly(model.spec, model.embed, model.norm, model.layers, reference_ops())
+
+
+class _Float32Layers(list[Part]):
+    """Layers in float32, made one at a time: a whole model at four bytes a weight need not fit beside itself."""
+
+    def __iter__(self) -> Iterator[Part]:
+        return map(_float32, super().__iter__())
+
+
+def _float32(part: Part) -> Part:
+    """A tensor, or a dataclass of tensors and of such dataclasses, in float32."""
+    converted: Any = part
+    if isinstance(part, Tensor):
+        converted = part.float()
+    elif is_dataclass(part) and not isinstance(part, type):
+        converted = replace(part, **{field.name: _float32(getattr(part, field.name)) for field in fields(part)})
+    return converted  # type: ignore[no-any-return]
+
+
+def _known(model: Model) -> DecoderOnly:
+    if not isinstance(model, DecoderOnly):
+        raise TypeError(f"unknown kind of model: {type(model).__name__}")
+    return model

@@ -1,0 +1,34 @@
+"""Single values of a foreign ``config.json``, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xgr_engine.errors import CheckpointError
+
+
+def positive_integer(values: Mapping[str, Any], key: str, path: Path) -> int:
+    """A size.
+
+    Raises:
+        CheckpointError: missing, not an integer, or below 1; names ``path`` and ``key``.
+    """
+    value = values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{path}: {key} must be a positive integer, is {value!r}")
+    return value
+
+
+def positive_number(values: Mapping[str, Any], key: str, path: Path) -> float:
+    """A factor or an epsilon. KeyError if it is missing.
+
+    Raises:
+        CheckpointError: no number, infinite, or not above 0.
+    """
+    value = values[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise CheckpointError(f"{path}: {key} must be a positive number, is {value!r}")
+    return float(value)

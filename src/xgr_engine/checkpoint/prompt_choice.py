@@ -1,0 +1,81 @@
+"""Which prompt a checkpoint gets: decoders read the beginning of a text, encoders a history with an end token."""
+
+from __future__ import annotations
+
+from xgr_engine.checkpoint.hf_config import HfConfig
+from xgr_engine.checkpoint.options import ConvertOptions
+from xgr_engine.errors import UsageError
+from xgr_engine.models.spec import EncoderDecoderSpec
+from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spec, tokenizer_end_token
+from xgr_engine.tokens.table import SidTokenTable
+from xgr_engine.tokens.tokenizer_files import SourceTokenizer
+
+# Where --prompt does not say.
+DECODER_PROMPT = "sids-only"
+ENCODER_PROMPT = "tiger"
+_WORDS_OF_DECODERS = ("lc-rec", "minionerec-eval", "openonerec")
+
+
+def choose_prompt(
+    options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None, table: SidTokenTable
+) -> PromptSpec:
+    """The prompt that ``options`` ask for, else the one that fits the architecture.
+
+    Args:
+        tokenizer: None where it does not know the semantic-ID tokens.
+
+    Raises:
+        UsageError: a preset of the other architecture, an end token that the prompt does not use or the model does
+            not have, or as :func:`make_prompt_spec`.
+        CheckpointError: as :func:`make_prompt_spec`.
+    """
+    encodes = isinstance(config.spec, EncoderDecoderSpec)
+    choice = options.prompt or (ENCODER_PROMPT if encodes else DECODER_PROMPT)
+    if encodes and choice in _WORDS_OF_DECODERS:
+        raise UsageError(
+            f"--prompt {choice}: is the wording of a decoder, and this model has an encoder",
+            why="an encoder reads the history alone; the answer begins in the decoder",
+            hint=f"give --prompt {ENCODER_PROMPT}, or a template file with the words that the model was trained with",
+        )
+    if not encodes and choice == ENCODER_PROMPT:
+        raise UsageError(
+            f"--prompt {choice}: is the prompt of an encoder, and this model is a decoder",
+            why="behind the end token a decoder has nothing more to say",
+            hint=f"give --prompt {DECODER_PROMPT} for the history without words",
+        )
+    end_token = _end_token(options, config, tokenizer)
+    prompt = make_prompt_spec(choice, tokenizer, table, end_token)
+    if options.end_token is not None and not prompt.eos_ids:
+        raise UsageError(
+            f"--end-token {options.end_token}: the prompt {prompt.name} does not end with an end token",
+            hint="leave it out, or set eos in the template",
+        )
+    if prompt.eos_ids and not 0 <= prompt.eos_ids[0] < config.spec.vocab_size:
+        raise UsageError(
+            f"the end token {prompt.eos_ids[0]} is no token of the model, which has 0 to {config.spec.vocab_size - 1}",
+            hint="give the right one with --end-token ID",
+        )
+    return prompt
+
+
+def missing_end(
+    options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None, renderer: PromptRenderer
+) -> tuple[str, ...]:
+    """A warning if an encoder's prompt does not end with the checkpoint's end token."""
+    if not isinstance(config.spec, EncoderDecoderSpec):
+        return ()
+    ids = renderer.render([[]])[0].token_ids
+    if len(ids) and ids[-1] == _end_token(options, config, tokenizer):
+        return ()
+    return (
+        f"the prompt {renderer.spec.name} does not end with the end token, which T5's tokenizer puts behind every "
+        f"text: right only if the model was trained so (--prompt {ENCODER_PROMPT} has it)",
+    )
+
+
+def _end_token(options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None) -> int | None:
+    """The user's word, else the tokenizer's, else that of config.json."""
+    if options.end_token is not None:
+        return options.end_token
+    named = None if tokenizer is None else tokenizer_end_token(tokenizer)
+    return config.eos_token_id if named is None else named

@@ -1,0 +1,26 @@
+"""Beam rows as a model computes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Beam rows to be computed: which token each feeds in, and where its key and value go.
+
+    Attributes:
+        tokens: int64 [N] token fed in.
+        position: int64 [N] its position in the user's sequence.
+        slots: int64 [N] where its key and value are written: ``user * S + slot``.
+        ancestors: int32 [U, R, A] slots that each cell of the users' grid of rows reads, its own included; -1 = none.
+        cells: int64 [N] the row's cell in that grid, ``user * R + row``; None: the rows are the whole grid in order.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    slots: Tensor
+    ancestors: Tensor
+    cells: Tensor | None

@@ -1,0 +1,413 @@
+"""Conversion of T5 and TIGER checkpoints: config, names, one embedding under several names, types, parity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_support import all_tensors, edit_config, edit_tensors
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from t5_support import CONFIG, OFFSETS, make_t5
+from torch import Tensor
+
+from xgr_engine.checkpoint.convert import convert
+from xgr_engine.checkpoint.hf_config import parse_hf_config
+from xgr_engine.checkpoint.model_dir import load_model_dir
+from xgr_engine.checkpoint.names import HF_T5, HF_T5_GATED, NameMap, names_of
+from xgr_engine.checkpoint.options import ConvertOptions, ConvertReport, describe
+from xgr_engine.errors import CheckpointError, UsageError, XgrError
+from xgr_engine.models.spec import EncoderDecoderSpec
+
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# As transformers 4 wrote a T5 of version 1.1, and 5 the same.
+OWN_HEAD: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+UNSCALED: dict[str, Any] = {
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": True,
+    "scale_decoder_outputs": False,
+}
+
+
+def converted(source: Path, **more: Any) -> ConvertReport:
+    return convert(ConvertOptions(**{"source": source, "out": source.parent / "out", "token_offsets": OFFSETS, **more}))
+
+
+def refused(source: Path, said: str, **more: Any) -> XgrError:
+    """The error; nothing may be left behind."""
+    before = sorted(source.parent.iterdir())
+    with pytest.raises(CheckpointError, match=said) as caught:
+        converted(source, **more)
+    assert caught.value.exit_code == 2
+    assert sorted(source.parent.iterdir()) == before
+    return caught.value
+
+
+def spec_of(**changes: Any) -> EncoderDecoderSpec:
+    config = {key: value for key, value in {**CONFIG, **changes}.items() if value is not None}
+    spec = parse_hf_config(config, Path("config.json")).spec
+    assert isinstance(spec, EncoderDecoderSpec)
+    return spec
+
+
+# ---- config ---------------------------------------------------------------------------------------------------------
+
+
+def test_spec_says_what_the_config_says() -> None:
+    assert spec_of(n_positions=512, decoder_start_token_id=3, feed_forward_proj="gated-gelu") == EncoderDecoderSpec(
+        family="t5",
+        vocab_size=32,
+        hidden_size=16,
+        num_layers=3,
+        num_encoder_layers=2,
+        num_heads=4,
+        head_dim=6,
+        intermediate_size=20,
+        rms_eps=1e-6,
+        num_buckets=8,
+        max_distance=20,
+        gated=True,
+        start_token=3,
+        max_context=512,
+        tied=True,
+        scaled_output=True,
+    )
+
+
+def test_what_a_config_leaves_out_is_transformers_default() -> None:
+    left_out = ["num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance"]
+    left_out += ["layer_norm_epsilon", "feed_forward_proj", "decoder_start_token_id", "pad_token_id"]
+    spec = spec_of(**dict.fromkeys(left_out))
+    assert (spec.num_layers, spec.num_buckets, spec.max_distance, spec.rms_eps) == (2, 32, 128, 1e-6)
+    assert (spec.gated, spec.start_token, spec.max_context) == (False, 0, 2048)
+    assert spec_of(decoder_start_token_id=None, pad_token_id=5).start_token == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "tied", "scaled"),
+    [
+        ({}, True, True),
+        ({"tie_word_embeddings": True}, True, True),
+        ({"tie_word_embeddings": False}, False, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, True, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True, True),
+        ({"scale_decoder_outputs": False}, True, False),
+    ],
+)
+def test_tie_and_scale_of_both_transformers_generations(changes: dict[str, Any], tied: bool, scaled: bool) -> None:
+    spec = spec_of(**changes)
+    assert (spec.tied, spec.scaled_output) == (tied, scaled)
+
+
+def test_class_name_of_letter() -> None:
+    assert spec_of(architectures=["LETTER"]).family == "t5"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj gated-silu is not supported"),
+        ({"feed_forward_proj": "gelu"}, "feed_forward_proj gelu is not supported"),
+        ({"d_kv": None}, "d_kv must be a positive integer"),
+        ({"num_heads": 0}, "num_heads must be a positive integer"),
+        ({"num_decoder_layers": -1}, "num_decoder_layers must be a positive integer"),
+        ({"n_positions": "512"}, "n_positions must be a positive integer"),
+        ({"layer_norm_epsilon": 0}, "layer_norm_epsilon must be a positive number"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
+        ({"scale_decoder_outputs": 1}, "scale_decoder_outputs must be true or false"),
+        ({"decoder_start_token_id": 32}, "decoder_start_token_id must be a token of the model, 0 to 31, is 32"),
+        ({"decoder_start_token_id": None, "pad_token_id": -1}, "pad_token_id must be a token of the model"),
+        ({"relative_attention_num_buckets": 2}, "2 relative_attention_num_buckets"),
+        ({"relative_attention_max_distance": 4}, "relative_attention_max_distance of 4 cannot be"),
+        ({"architectures": ["T5EncoderModel"]}, "T5EncoderModel is not supported"),
+        ({"architectures": ["UMT5ForConditionalGeneration"]}, "UMT5ForConditionalGeneration is not supported"),
+        ({"architectures": None}, "model_type 't5'. is not supported"),
+        ({"num_experts": 8}, "has experts"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised .awq"),
+    ],
+)
+def test_what_xgr_does_not_compute(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        spec_of(**changes)
+
+
+# ---- names and tensors ----------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from([HF_T5, HF_T5_GATED]), st.data(), st.integers(0, 10_000))
+def test_names_map_both_ways(names: NameMap, data: st.DataObject, layer: int) -> None:
+    name = data.draw(st.sampled_from(sorted(names.pairs))).replace("{i}", str(layer))
+    own = names.to_xgr(name)
+    assert own is not None
+    assert "{i}" not in own
+    assert names.to_foreign(own) == name
+
+
+@pytest.mark.parametrize("names", [HF_T5, HF_T5_GATED])
+def test_no_two_names_share_one_and_the_bias_has_no_layer(names: NameMap) -> None:
+    assert len(set(names.pairs.values())) == len(names.pairs)
+    bias = "encoder.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert names.to_xgr(bias.format(0)) == "encoder.bias.weight"
+    assert names.to_xgr(bias.format(1)) is None  # the name of UMT5, whose layers have biases of their own
+    assert names.to_xgr(bias.format("{i}")) is None
+
+
+@pytest.mark.parametrize("changes", [{}, OWN_HEAD, {"num_decoder_layers": 1, "num_layers": 4}])
+def test_every_tensor_arrives_unchanged_under_its_own_name(changes: dict[str, Any], tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source", head=changes is OWN_HEAD, **changes)
+    report = converted(source)
+    model = report.model
+    assert (report.warnings, report.skipped) == ((), ())
+    theirs, ours, names = all_tensors(source), load_file(model.weights_path), names_of(model.spec)
+    assert {names.to_foreign(name) for name in ours} == set(theirs)
+    assert {name: tuple(tensor.shape) for name, tensor in ours.items()} == model.spec.tensor_shapes()
+    for own, tensor in ours.items():
+        foreign = names.to_foreign(own)
+        assert foreign is not None
+        assert names.to_xgr(foreign) == own
+        assert torch.equal(tensor, theirs[foreign])
+
+
+@pytest.mark.parametrize("kept", EMBEDDINGS)
+def test_any_one_name_of_the_embedding_suffices(kept: str, tmp_path: Path) -> None:
+    """Case: T5 files that hold only one of shared, encoder.embed_tokens, decoder.embed_tokens."""
+    source = make_t5(tmp_path / "source")
+    embed = all_tensors(source)["shared.weight"]
+    edit_tensors(source, lambda t: t.update({kept: t.pop("shared.weight")}))
+    report = converted(source)
+    assert (report.skipped, report.model.spec.tied) == ((), True)
+    assert torch.equal(load_file(report.model.weights_path)["embed.weight"], embed)
+
+
+@pytest.mark.parametrize("missing", [None, *EMBEDDINGS])
+def test_equal_copies_of_the_embedding_are_left_out(missing: str | None, tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source")
+
+    def copy(tensors: dict[str, Tensor]) -> None:
+        tensors |= {name: tensors["shared.weight"].clone() for name in (*EMBEDDINGS, "lm_head.weight")}
+        tensors.pop(missing or "", None)
+
+    edit_tensors(source, copy)
+    report = converted(source)
+    there = [name for name in EMBEDDINGS if name != missing]
+    assert set(report.skipped) == {*there[1:], "lm_head.weight"}
+    assert (report.model.spec.tied, report.warnings) == (True, ())
+
+
+@pytest.mark.parametrize(("one", "other"), [EMBEDDINGS[:2], EMBEDDINGS[1:], EMBEDDINGS[::2]])
+def test_different_embeddings_are_refused(one: str, other: str, tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source")
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        embed = tensors.pop("shared.weight")
+        tensors |= {one: embed, other: embed + 1}
+
+    edit_tensors(source, spoil)
+    refused(source, f"{one} and {other} are different")
+
+
+def test_head_of_its_own(tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source", head=True, **OWN_HEAD)
+    spec = converted(source).model.spec
+    assert (spec.tied, spec.scaled_output, spec.gated) == (False, False, True)  # type: ignore[union-attr]
+    edit_tensors(source, lambda t: t.pop("lm_head.weight"))
+    refused(source, r"lm_head\.weight is missing", out=source.parent / "other")
+
+
+def test_stored_head_counts_more_than_the_flag(tmp_path: Path) -> None:
+    report = converted(make_t5(tmp_path / "source", head=True))
+    assert not report.model.spec.tied
+    assert report.model.spec.scaled_output  # type: ignore[union-attr]
+    assert "the stored one is used" in report.warnings[0]
+
+
+def test_bias_of_cross_attention_in_old_files_is_left_out(tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source")
+    old = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    edit_tensors(source, lambda t: t.update({old: torch.ones(8, 4)}))
+    assert converted(source).skipped == (old,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shared.weight",
+        "encoder.block.1.layer.1.DenseReluDense.wi.weight",
+        "decoder.block.2.layer.1.EncDecAttention.k.weight",
+        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "decoder.final_layer_norm.weight",
+    ],
+)
+def test_missing_tensor(name: str, tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source")
+    edit_tensors(source, lambda t: t.pop(name))
+    refused(source, f"1 tensors are missing: {name}".replace(".", r"\."))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.block.2.layer.0.SelfAttention.q.weight",  # one layer more than the config has
+        "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
+        "encoder.block.0.layer.1.DenseReluDense.wi_1.weight",  # the gate of a model that has none
+        "decoder.block.0.layer.0.SelfAttention.q.lora_A.weight",
+        "classification_head.dense.weight",
+    ],
+)
+def test_tensor_without_a_place(name: str, tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source")
+    edit_tensors(source, lambda t: t.update({name: torch.zeros(3)}))
+    refused(source, f"1 tensors have no place in the model: {name}")
+
+
+def test_gates_and_config_that_disagree(tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source", feed_forward_proj="gated-gelu")
+    edit_config(source, feed_forward_proj="relu")
+    assert "wi_0" in refused(source, r"5 tensors are missing: decoder\.block\.0\.layer\.2\.DenseReluDense\.wi").why
+
+
+# ---- types ----------------------------------------------------------------------------------------------------------
+
+
+def test_float16_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Case: T5 in float16: refused; bfloat16 and float32 offered."""
+    source = make_t5(tmp_path / "source")
+    error = refused(source, "a T5 cannot be stored in float16: --dtype float16", dtype="float16")
+    assert "infinite" in error.why
+    assert "bfloat16" in error.hint and "float32" in error.hint
+    half = make_t5(tmp_path / "half", dtype=torch.float16)
+    assert "--dtype bfloat16" in refused(half, "as these weights are").hint
+    for dtype in ("bfloat16", "float32"):
+        assert converted(half, dtype=dtype, out=tmp_path / dtype).model.spec.dtype == dtype
+
+
+def test_bfloat16_stays(tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source", dtype=torch.bfloat16)
+    report = converted(source)
+    assert report.model.spec.dtype == "bfloat16"
+    assert "config.json says float32" in report.warnings[0]
+
+
+def test_pickled_weights_name_the_class_that_saves_them_again(tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source")
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    assert "AutoModelForSeq2SeqLM.from_pretrained" in refused(source, "the weights are pickled").hint
+
+
+# ---- model directory ------------------------------------------------------------------------------------------------
+
+
+def test_everything_comes_back_from_the_directory(tmp_path: Path) -> None:
+    report = converted(make_t5(tmp_path / "source"))
+    model = load_model_dir(report.model.path)
+    assert model.spec == report.model.spec
+    assert isinstance(model.spec, EncoderDecoderSpec)
+    assert (model.prompt, model.fingerprint) == (report.model.prompt, report.model.fingerprint)
+    assert (model.prompt.name, model.prompt.eos_ids) == ("tiger", (1,))
+    model.verify_weights()
+    assert converted(tmp_path / "source").status == "unchanged"
+    record = json.loads(json.dumps(describe(report)))
+    assert (record["family"], record["end_token"]) == ("t5", 1)
+
+
+def test_fingerprint_changes_with_the_end_token_and_the_scale(tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source", vocab_size=33)
+    offsets = (3, 13, 23)
+    prints = [converted(source, out=tmp_path / "0", token_offsets=offsets).model.fingerprint]
+    prints.append(converted(source, out=tmp_path / "1", token_offsets=offsets, end_token=2).model.fingerprint)
+    edit_config(source, scale_decoder_outputs=False)
+    prints.append(converted(source, out=tmp_path / "2", token_offsets=offsets).model.fingerprint)
+    assert len(set(prints)) == 3
+
+
+# ---- parity ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "head"),
+    [({}, False), (OWN_HEAD, True), (UNSCALED, False), ({"decoder_start_token_id": 5}, False), ({}, True)],
+    ids=["tied", "own head, gated", "unscaled, gated", "another start token", "own head, scaled"],
+)
+def test_converted_model_computes_what_transformers_computes(
+    changes: dict[str, Any], head: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    report = converted(make_t5(tmp_path / "source", head=head, **changes), verify=True)
+    assert report.parity is not None
+    assert report.parity.max_difference < 1e-4
+    assert report.parity.same_best_token
+
+
+def test_saved_by_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    keys = ("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "vocab_size")
+    config = transformers.T5Config(**{key: CONFIG[key] for key in keys}, feed_forward_proj="gated-gelu")
+    config.decoder_start_token_id = 0
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(config)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "source", max_shard_size="10KB")
+    assert len(list((tmp_path / "source").glob("model-*.safetensors"))) > 2
+    report = converted(tmp_path / "source", verify=True)
+    assert report.warnings == ()
+    assert report.model.spec.dtype == "bfloat16"
+    assert report.parity is not None
+    assert report.parity.max_difference < 1e-4
+
+
+@pytest.mark.parametrize(
+    "exchanged",
+    [
+        (
+            "decoder.block.{i}.layer.2.DenseReluDense.wi_0.weight",
+            "decoder.block.{i}.layer.2.DenseReluDense.wi_1.weight",
+        ),
+        ("decoder.block.{i}.layer.0.SelfAttention.k.weight", "decoder.block.{i}.layer.0.SelfAttention.v.weight"),
+        ("encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"),
+        (
+            "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        ),
+    ],
+)
+def test_verify_finds_exchanged_tensors(
+    exchanged: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    import xgr_engine.checkpoint.plan as plan
+
+    one, other = exchanged
+    pairs = dict(HF_T5_GATED.pairs)
+    pairs[one], pairs[other] = pairs[other], pairs[one]
+    monkeypatch.setattr(plan, "names_of", lambda _: NameMap(pairs))
+    with pytest.raises(XgrError, match="differs from transformers"):
+        converted(make_t5(tmp_path / "source", feed_forward_proj="gated-gelu"), verify=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_verify_on_given_prompts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "p.json").write_text(json.dumps([[3, 4, 5], [7, 1], [2] * 30]))
+    report = converted(make_t5(tmp_path / "source"), verify=True, verify_prompts=tmp_path / "p.json")
+    assert report.parity is not None
+    assert (report.parity.prompts, report.parity.tokens) == (3, 35)
+
+
+# ---- the usual refusals hold ----------------------------------------------------------------------------------------
+
+
+def test_offsets_beyond_the_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="level 3 starts at token 40"):
+        converted(make_t5(tmp_path / "source"), token_offsets=(2, 12, 40))
+
+
+def test_untrained_embedding_under_another_name(tmp_path: Path) -> None:
+    source = make_t5(tmp_path / "source")
+    tensors = all_tensors(source)
+    embed = tensors.pop("shared.weight")
+    embed[12:22] = 0.5
+    save_file({**tensors, EMBEDDINGS[2]: embed}, source / "model.safetensors", metadata={"format": "pt"})
+    refused(source, "level 2: the embeddings of all 10 semantic-ID tokens are equal")
