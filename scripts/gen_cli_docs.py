@@ -46,11 +46,17 @@ beam = 256
 exclude-seen = true
 ```
 
-Unknown keys and values of the wrong type are errors. Relative paths are relative to the working directory.
+Unknown keys and values of the wrong type are errors. Relative paths are relative to the working directory. An empty
+path is an error (`--in "$USERS"` where the variable is not set): `.` is the working directory.
+
+A file that a command writes appears whole and takes the place of a file of that name. A link is followed and stays one.
+What is no file (a directory, a device, a pipe, `/dev/stdout`) and the file that the command prints to are refused, exit
+code 2: for a result on stdout there is `--json`.
 
 The result goes to stdout, as text or, with `--json`, as one JSON object with `schema_version`. Notes, warnings,
 progress and errors go to stderr; `--log-format json` makes each a JSON object on a line. `XGR_DEBUG=1` or `-v` adds
-tracebacks to errors.
+tracebacks to errors. A result that stdout does not take (closed, or a full disk) is an error, exit code 1; a reader that
+goes away (`| head`) is none, and notes that stderr does not take are lost.
 
 Colours and bold are for terminals, and for `FORCE_COLOR=1`; `NO_COLOR=1` (any value that is not empty) turns both off
 and wins over `FORCE_COLOR`, `--color` wins over both variables. Text is UTF-8, whatever the locale: where that knows

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import typer
 
@@ -14,6 +16,9 @@ from xgr_cli.options import SHARED_OPTIONS
 from xgr_cli.output import Output
 from xgr_cli.settings import Setting, merged, mistyped_variables, option_key, shared_key
 from xgr_engine.errors import UsageError
+
+# Paths that are no ``Path``, because they may be a pattern, a URI, a preset's name or a word.
+_PATHS_AS_TEXT = {"--in", "--out", "--recs", "--truth", "--vocab", "--prompt", "CATALOG", "ACTION"}
 
 CommandFunction = Callable[..., int | None]
 
@@ -39,6 +44,8 @@ def as_command(function: CommandFunction) -> Callable[..., None]:
         parameters.append(_keyword(parameter.name, hints[parameter.name], default))
     for name, (annotation, default) in SHARED_OPTIONS.items():
         parameters.append(_keyword(name, annotation, default))
+    for parameter in parameters[1:]:
+        _refuse_empty_path(parameter.annotation)
 
     def command(**values: Any) -> None:
         ctx: typer.Context = values.pop("ctx")
@@ -81,6 +88,30 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _is_option(hint: Any) -> bool:
     return any(type(extra) is type(typer.Option()) for extra in getattr(hint, "__metadata__", ()))
+
+
+def _refuse_empty_path(hint: Any) -> None:
+    """Have the parser refuse an empty text where a path is wanted: it would mean the working directory.
+
+    A shell gives one for a variable that is not set (``--in "$USERS"``).
+    """
+    for extra in getattr(hint, "__metadata__", ()):
+        names = [extra.default, *(extra.param_decls or ())]  # where an annotation has a default, typer keeps a name
+        flag = next((name for name in names if str(name).startswith("--")), str(extra.metavar))
+        is_path = Path in (hint.__origin__, *get_args(hint.__origin__), *map(_element, get_args(hint.__origin__)))
+        if is_path or flag in _PATHS_AS_TEXT:
+            extra.parser = partial(_not_empty, flag, Path if is_path else str)
+
+
+def _element(hint: Any) -> Any:
+    """``Path`` of ``list[Path]``."""
+    return next(iter(get_args(hint)), None)
+
+
+def _not_empty(flag: str, kind: Callable[[str], Any], text: str) -> Any:
+    if text == "":
+        raise UsageError(f"{flag} is empty", hint="give a path; '.' is the working directory")
+    return kind(text)
 
 
 def _check_needed(ctx: typer.Context, needed: set[str], values: dict[str, Any]) -> None:

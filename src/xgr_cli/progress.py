@@ -53,7 +53,8 @@ class LineProgress:
         self._running = False
         seconds = time.monotonic() - self._started
         rate = self._done / max(seconds, 1e-9)
-        self._output.note(f"{self._done:,} {self._unit} in {seconds:,.1f} s, {show(rate)} {self._unit}/s")
+        unit = self._unit.removesuffix("s") if self._done == 1 else self._unit
+        self._output.note(f"{self._done:,} {unit} in {seconds:,.1f} s, {show(rate)} {self._unit}/s")
 
 
 class BarProgress:

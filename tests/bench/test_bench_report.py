@@ -308,7 +308,8 @@ def test_compare_looks_at_online_rates_under_the_same_limit(record: Record) -> N
 
 
 def test_compare_needs_rows_in_common(record: Record) -> None:
-    other = copy.deepcopy(record)
+    other = {**copy.deepcopy(record), "attention": [], "online": [], "constraint": None}
+    other["options"] |= {"beams": [5, 10], "constraint": False}
     for row in other["rows"]:
         row["beam"] += 1
     with pytest.raises(InputError, match="no row in common"):

@@ -427,6 +427,31 @@ def test_bad_files_are_refused_naming_them(
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
+LARGE = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.csv", f'item_id,sid\n1,"[1, 2]"\n2,"[1, {LARGE}]"\n'),
+        ("c.csv", f"item_id,sid\n1,1-2\n2,1-{LARGE}\n"),
+        ("c.csv", f"item_id,sid\n1,<a_1>\n2,<a_{LARGE}>\n"),
+        ("c.jsonl", f'{{"item_id": 1, "sid": ["<a_1>"]}}\n{{"item_id": 2, "sid": ["<a_{LARGE}>"]}}\n'),
+        ("c.jsonl", f'{{"item_id": 1, "sid": [1]}}\n{{"item_id": 2, "sid": [{LARGE}]}}\n'),
+    ],
+)
+def test_a_code_that_is_too_large_is_called_so(tmp_path: Path, name: str, text: str) -> None:
+    """It used to be called no list of integer codes, which it is."""
+    with pytest.raises(CatalogError, match=f"item 2.* holds a code above {LARGE - 1}") as caught:
+        read_catalog(write_text(name, text)(tmp_path), ReadOptions())
+    assert "is no SID" not in str(caught.value)
+
+
+def test_what_is_no_sid_whatever_its_codes_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="is no SID"):
+        read_catalog(write_text("c.csv", f"item_id,sid\n1,1-2\n2,about {LARGE}\n")(tmp_path), ReadOptions())
+
+
 def test_ids_of_two_types_beyond_the_sampled_lines(tmp_path: Path) -> None:
     lines = [json.dumps({"item_id": number, "sid": [number]}) for number in range(1500)]
     path = tmp_path / "c.jsonl"

@@ -34,6 +34,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def test_one_is_no_plural(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    sink = LineProgress(Output(), log_every=10)
+    sink.start(2, "rows")
+    sink.advance(1)
+    clock[0] = 2.0
+    sink.finish()
+    assert capsys.readouterr().err == "1 row in 2.0 s, 0.5 rows/s\n"
+
+
 def test_lines_tell_done_rate_and_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     sink = LineProgress(Output(), log_every=10)
     sink.start(4000, "users")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from eval_support import make_vocabulary, mean, nested, run, write_output, write_users
@@ -146,6 +147,48 @@ def test_unreadable_target_is_left_out_and_counted(tmp_path: Path, vocab: Path) 
     assert report.record["rows"]["unreadable_target"] == 1
     assert report.record["rows"]["evaluated"] == 2
     assert mean(report, "recall@1") == pytest.approx(1 / 2)
+
+
+def test_rows_without_target_and_unreadable_ones_are_counted_apart(tmp_path: Path, vocab: Path) -> None:
+    """A list with a null used to be counted as both."""
+    users = write_users(tmp_path, user_id=[1, 2, 3, 4], target=[[10], [20, None], [], None])
+    recs = write_output(tmp_path, nested([1, 2, 3, 4], [[10], [20], [10], [10]]), inputs=[users], vocab=vocab)
+    report = run(recs, users)
+    rows = report.record["rows"]
+    assert (rows["evaluated"], rows["unreadable_target"], rows["without_target"]) == (1, 1, 2)
+    assert "1 targets could not be read; these rows are left out" in report.warnings
+    assert "2 rows of the truth have no target and are left out" in report.warnings
+
+
+def test_a_truth_of_unreadable_targets_alone_says_so(tmp_path: Path, vocab: Path) -> None:
+    users = write_users(tmp_path, user_id=[1, 2], target=[[10, None], [20, None]])
+    recs = write_output(tmp_path, nested([1, 2], [[10], [20]]), inputs=[users], vocab=vocab)
+    with pytest.raises(InputError, match="no row of the output has a target") as caught:
+        run(recs, users)
+    assert caught.value.why == "the targets of 2 of its 2 rows cannot be read; row 1: target holds a null or NaN"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_a_truth_without_rows_says_so(tmp_path: Path, vocab: Path, kind: str) -> None:
+    """It used to be told that it lacks the column of users, which it has."""
+    recs = write_output(tmp_path, nested([1], [[10]]), vocab=vocab)
+    truth = tmp_path / f"truth.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"user_id": pa.array([], pa.int64()), "target": pa.array([], pa.int64())}), truth)
+    else:
+        truth.write_text("user_id,target\n" if kind == "csv" else "")
+    with pytest.raises(InputError, match=r"truth.* holds no rows"):
+        run(recs, truth)
+
+
+def test_null_recommendations_are_no_items_of_another_catalog(tmp_path: Path, vocab: Path) -> None:
+    users = write_users(tmp_path, user_id=[1, 2], target=[10, 20])
+    recs = write_output(tmp_path, nested([1, 2], [[None, 10, 777], [20]], pa.int64()), inputs=[users], vocab=vocab)
+    report = run(recs, users)
+    assert (report.record["predictions"]["null"], report.record["predictions"]["not_in_vocabulary"]) == (1, 1)
+    assert any(text.startswith("1 recommended item ids are null") for text in report.warnings)
+    assert mean(report, "mrr") == pytest.approx((1 / 2 + 1) / 2)
+    assert run(recs, users, vocab="none").record["predictions"]["null"] == 1
 
 
 def test_missing_truth_column_names_what_is_there(tmp_path: Path, vocab: Path) -> None:

@@ -218,7 +218,7 @@ class JsonLinesFormat(_Format):
         except (pa.ArrowException, OverflowError) as error:
             raise HistoryError(
                 f"{path}: column {name!r} mixes types: {error}",
-                hint="a column that is copied to the output needs one type; leave it out of --keep or clean it",
+                hint="a column that is taken over as it is needs one type: clean it, or leave it out of --keep",
             ) from error
 
     def _objects(self, path: InputPath, start: int) -> Iterator[list[dict[str, Any]]]:

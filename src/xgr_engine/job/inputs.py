@@ -102,7 +102,7 @@ def find_partitioned(paths: tuple[str, ...]) -> list[tuple[InputPath, Partition]
     seen: set[InputPath] = set()
     for path, _ in found:
         if path.resolve() in seen:
-            raise HistoryError(f"{path} is named twice by --in", why="its users would get two rows each")
+            raise HistoryError(f"{path} is named twice by --in", why="each of its rows would count twice")
         seen.add(path.resolve())
     return found
 
@@ -224,7 +224,7 @@ def _common_schema(first: pa.Schema, other: pa.Schema, files: list[InputFile]) -
         else:
             raise HistoryError(
                 f"column {mine.name!r} is {mine.type} in {files[0].path} and {theirs.type} in {files[-1].path}",
-                why="it is copied to the output, where a column has one type",
+                why="a column that is taken over as it is has one type",
                 hint="write the files with one type, or run them as separate jobs",
             )
     return pa.schema(fields)

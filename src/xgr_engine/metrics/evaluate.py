@@ -122,6 +122,7 @@ def evaluate(options: EvalOptions) -> EvalReport:
     if not counted.any():
         raise InputError(
             "no row of the output has a target in the truth",
+            why=_why_unreadable(truth),
             hint="check --truth-col, and that --truth holds the users of this output",
         )
     unseen = None
@@ -137,7 +138,7 @@ def evaluate(options: EvalOptions) -> EvalReport:
             "evaluated": int(counted.sum()),
             "rejected": tally.rejected if recs.layout == "nested" else len(recs.rejected_users()),
             "target_not_in_history": None if unseen is None else int(unseen.sum()),
-            "without_target": int((~with_target).sum()),
+            "without_target": int((~with_target).sum()) - truth.faults,
             "unreadable_target": truth.faults,
             "unreadable_history": truth.history_faults,
             "output_rows_without_truth": tally.without_truth_row,
@@ -154,6 +155,13 @@ def evaluate(options: EvalOptions) -> EvalReport:
     if vocabulary is not None and run.vocab_hash not in (None, vocabulary.content_hash):
         warnings.append(f"{vocabulary.path} is not the vocabulary of this run: SIDs and coverage are another catalog's")
     return EvalReport(record, tuple(warnings))
+
+
+def _why_unreadable(truth: Truth) -> str:
+    if not truth.faults:
+        return ""
+    row, (_, detail) = min(truth.targets.faults.items())
+    return f"the targets of {truth.faults:,} of its {truth.rows:,} rows cannot be read; row {row + 1}: {detail}"
 
 
 class _Targets:
@@ -244,10 +252,11 @@ def _tally_chunk(
     owner, at = gather(truth.targets, truth_rows[found])
     target_row = found[owner]
     wanted = truth.targets.values.take(pa.array(at))
-    item_rows = None
+    item_rows, nulls = None, chunk.item_id.null_count
+    tally.null_ids += nulls
     if vocabulary is not None:
         item_rows = vocabulary.rows_of(chunk.item_id).astype(np.int64)
-        tally.outside_vocabulary += int((item_rows < 0).sum())
+        tally.outside_vocabulary += int((item_rows < 0).sum()) - nulls
         _mark_covered(tally.covered, chunk.row, item_rows, ks)
     if item_rows is not None and targets.item_row is not None and not (item_rows < 0).any():
         keys, target_keys = item_rows, targets.item_row[at]  # a target outside the catalog cannot be among them

@@ -34,6 +34,7 @@ class Tally:
     without_truth_row: int = 0
     recommended: int = 0
     repeated: int = 0
+    null_ids: int = 0
     outside_vocabulary: int = 0
     longest: int = 0
 
@@ -68,6 +69,7 @@ def figures(
         "predictions": {
             "total": tally.recommended,
             "repeated": tally.repeated,
+            "null": tally.null_ids,
             "not_in_vocabulary": tally.outside_vocabulary if with_sids else None,
         },
         "bootstrap": {
@@ -110,6 +112,8 @@ def warnings(record: Mapping[str, Any]) -> list[str]:
     texts = []
     if predictions["repeated"]:
         texts.append(f"{predictions['repeated']:,} recommendations repeat an item of their list; each counts once")
+    if predictions["null"]:
+        texts.append(f"{predictions['null']:,} recommended item ids are null; each takes its place and hits nothing")
     if predictions["not_in_vocabulary"]:
         texts.append(f"{predictions['not_in_vocabulary']:,} recommended items are not in the vocabulary")
     if targets["not_in_catalog"]:

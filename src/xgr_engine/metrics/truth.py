@@ -71,7 +71,7 @@ def read_truth(
         list_text: ``json`` or ``python`` where lists are stored as text.
 
     Raises:
-        InputError: a file that cannot be read, the truth column missing, or a type that holds no ids.
+        InputError: a file that cannot be read, no rows, the truth column missing, or a type that holds no ids.
     """
     pieces: list[dict[str, ListColumn]] = []
     optional = [name for name in (user_col, history_col) if name is not None and name != truth_col]
@@ -87,7 +87,9 @@ def read_truth(
                 pieces.append({**rows.lists, **piece})
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
-    shared = set.intersection(*(set(piece) for piece in pieces)) if pieces else set()
+    if not any(len(piece[truth_col]) for piece in pieces):
+        raise InputError(f"--truth {' '.join(paths)} holds no rows", hint="give the file with what the users took next")
+    shared = set.intersection(*(set(piece) for piece in pieces))
     targets = concat_lists([read_targets(piece[truth_col], truth_col, list_text) for piece in pieces])
     history = None
     if history_col is not None and history_col in shared:

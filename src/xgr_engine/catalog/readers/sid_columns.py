@@ -179,6 +179,8 @@ def _checked(
     wrong = np.flatnonzero(~parsed.ok & ~blank)
     if len(wrong):
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        if _is_too_large(show(int(wrong[0]))):
+            raise source.error(int(wrong[0]), f"{show(int(wrong[0]))} holds a code above {MAX_CODE}{more}")
         raise source.error(
             int(wrong[0]), f"{show(int(wrong[0]))} is no SID{more}", hint=f"a SID is {_ACCEPTED}, without leading zeros"
         )
@@ -194,6 +196,13 @@ def _checked(
             f"{source.path}: SIDs of {parsed.codes.shape[1]} codes", hint="name the column with --sid-col"
         )
     return parsed.codes, parsed.templates
+
+
+def _is_too_large(shown: str) -> bool:
+    """Whether what a message shows would be a SID if its codes were smaller."""
+    text = shown.strip("'")
+    smaller = re.sub(r"\d+", lambda code: "0" if int(code[0]) > MAX_CODE else code[0], text)
+    return smaller != text and bool(parse_sids(pa.array([smaller])).ok[0])
 
 
 def _blank(texts: pa.Array) -> NDArray[np.bool_]:

@@ -1,0 +1,392 @@
+"""What a comparison of two results lets through, what it does not, and which files it refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_support import CPU
+from job_support import make_model, make_vocabulary
+
+from xgr_engine.bench.choices import BenchWishes, choose_options
+from xgr_engine.bench.compare import compare_files, compare_records
+from xgr_engine.bench.record import read_record, write_record
+from xgr_engine.bench.run import BenchCaller, run_bench
+from xgr_engine.errors import InputError
+
+Record = dict[str, Any]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LIMIT = 0.05
+
+
+def _estimate(value: float) -> Record:
+    return {"value": value, "low": value * 0.99, "high": value * 1.01}
+
+
+def _contender(name: str, ms: float) -> Record:
+    return {
+        "name": name,
+        "status": "ok",
+        "latency_ms": {"p50": _estimate(ms)},
+        "users_per_s": _estimate(2000 / ms),
+        "device_peak_bytes": None,
+        "host_own_bytes": 5_000_000,
+        "parity": {"marks": []},
+    }
+
+
+def _row(beam: int) -> Record:
+    shape = {"model": "quick", "dtype": "float32", "catalog": "500 items", "items": 500, "context": 16, "users": 2}
+    shape |= {"beam": beam, "top_k": beam, "score_over": "vocab", "shared_prefix": 0, "prompts": "synthetic"}
+    return {**shape, "contenders": [_contender("xgr", 10.0), _contender("paged", 20.0)]}
+
+
+def _options() -> Record:
+    return {
+        "geometries": ["quick"],
+        "model": None,
+        "vocab": None,
+        "inputs": [],
+        "items": 500,
+        "codes": 16,
+        "levels": 3,
+        "contexts": [16],
+        "users": [2],
+        "beams": [8, 16],
+        "top_k": None,
+        "score_over": "vocab",
+        "shared_prefix": 0,
+        "baselines": ["paged"],
+        "rows": True,
+        "attention": True,
+        "online": True,
+        "constraint": True,
+        "constraint_items": [100, 1000],
+        "slo_ms": 200.0,
+        "online_beams": [],
+        "online_contenders": ["xgr"],
+    }
+
+
+def _size(items: int) -> Record:
+    times = {"xgr_ms": 2.0, "head_ms": 1.0, "masked_ms": 9.0, "masked_head_ms": 3.0}
+    times |= {"constraint_ms": 1.0, "masked_constraint_ms": 6.0}
+    return {"items": items, "status": "ok", **times, "marks": [], "masked_marks": []}
+
+
+@pytest.fixture
+def record() -> Record:
+    """Of a run on a CPU with every part that is compared."""
+    shape = {"model": "quick", "context": 16, "beam": 16}
+    attention = {**shape, "users": 2, "own_tokens": 2, "status": "ok", "xgr_ms": 1.0, "paged_ms": 4.0}
+    table = {"geometry": "quick", "codes": "16x3", "users": 2, "beam": 16, "sizes": [_size(100), _size(1000)]}
+    return {
+        "schema_version": 1,
+        "kind": "bench",
+        "state": "done",
+        "left_out": [],
+        "options": _options(),
+        "machine": {"device": "cpu", "device_name": "Some CPU"},
+        "rows": [_row(8), _row(16)],
+        "attention": [attention],
+        "online": [{**shape, "contender": "xgr", "status": "ok", "rate": 100.0}],
+        "constraint": table,
+    }
+
+
+def _worse(before: Record, after: Record) -> list[tuple[str, str, str, Any]]:
+    lines = compare_records(before, after, LIMIT)["regressions"]
+    return [(line["row"], line["contender"], line["figure"], line["after"]) for line in lines]
+
+
+def _static(record: Record) -> Record:
+    """As ``--preset static`` leaves it."""
+    record["options"] |= {"rows": False, "attention": False, "online": False}
+    return record | {"rows": [], "attention": [], "online": []}
+
+
+# ---- what no longer runs --------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_vanished_is_a_regression(record: Record) -> None:
+    after = copy.deepcopy(record)
+    del after["rows"][1]
+    after["left_out"] = [{"part": "quick, 16 tokens x 2 users x W 16", "reason": "out of memory"}]
+    row = "quick, 16 x 2 x W 16"
+    assert _worse(record, after) == [(row, "xgr", "status", "missing"), (row, "paged", "status", "missing")]
+    assert compare_records(record, after, LIMIT)["left_out"] == ["quick, 16 tokens x 2 users x W 16: out of memory"]
+    assert compare_records(record, after, None)["regressions"] == []
+    assert _worse(after, record) == []
+
+
+def test_a_record_with_no_row_left_is_a_regression_and_no_wrong_input(record: Record) -> None:
+    after = {**copy.deepcopy(record), "rows": [], "online": [], "attention": [], "constraint": None}
+    worse = _worse(record, after)
+    assert len(worse) == 4 + 1 + 2 + 4
+    assert {figure for _, _, figure, _ in worse} == {"status"}
+
+
+def test_a_contender_that_vanished_is_a_regression(record: Record) -> None:
+    after = copy.deepcopy(record)
+    del after["rows"][0]["contenders"][0]
+    assert _worse(record, after) == [("quick, 16 x 2 x W 8", "xgr", "status", "missing")]
+
+
+@pytest.mark.parametrize("part", ["online", "attention"])
+def test_a_part_that_failed_is_a_regression(record: Record, part: str) -> None:
+    after = {**copy.deepcopy(record), part: []}
+    assert {figure for _, _, figure, _ in _worse(record, after)} == {"status"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"baselines": [], "attention": False}, lambda name, row: name == "xgr"),
+        ({"beams": [8], "attention": False, "online": False, "constraint": False}, lambda name, row: row["beam"] == 8),
+    ],
+    ids=["contenders", "widths"],
+)
+def test_what_was_not_asked_for_again_is_no_regression(
+    record: Record, options: Record, kept: Callable[[str, Record], bool]
+) -> None:
+    after = copy.deepcopy(record)
+    after["options"] |= options
+    for row in after["rows"]:
+        row["contenders"] = [one for one in row["contenders"] if kept(one["name"], row)]
+    for part in ("attention", "online", "constraint"):
+        if options.get(part) is False:
+            after[part] = None if part == "constraint" else []
+    compared = compare_records(record, after, LIMIT)
+    assert compared["regressions"] == []
+    assert compared["only_before"]
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0, None, float("nan")])
+def test_a_figure_that_is_gone_is_a_regression(record: Record, value: float | None) -> None:
+    after = copy.deepcopy(record)
+    after["rows"][0]["contenders"][0]["users_per_s"] |= {"value": value}
+    assert _worse(record, after) == [("quick, 16 x 2 x W 8", "xgr", "users/s", None)]
+    after["rows"][0]["contenders"][0]["users_per_s"] = None
+    assert _worse(record, after) == [("quick, 16 x 2 x W 8", "xgr", "users/s", None)]
+
+
+def test_memory_is_compared_without_a_gpu(record: Record) -> None:
+    after = copy.deepcopy(record)
+    after["rows"][0]["contenders"][0]["host_own_bytes"] *= 100
+    assert _worse(record, after) == [("quick, 16 x 2 x W 8", "xgr", "memory on top, bytes", 5e8)]
+    after["rows"][0]["contenders"][0]["host_own_bytes"] = 9_000_000  # what an allocator has at hand
+    assert _worse(record, after) == []
+
+
+def test_memory_of_a_gpu_is_compared_to_the_limit(record: Record) -> None:
+    record["machine"]["device"] = "cuda:0"
+    for row in record["rows"]:
+        for one in row["contenders"]:
+            one["device_peak_bytes"] = 10_000_000
+    after = copy.deepcopy(record)
+    after["rows"][0]["contenders"][0] |= {"device_peak_bytes": 11_000_000, "host_own_bytes": 5 * 10**9}
+    assert _worse(record, after) == [("quick, 16 x 2 x W 8", "xgr", "device memory, bytes", 11e6)]
+
+
+def test_static_records_are_compared_by_the_number_of_items(record: Record) -> None:
+    before = _static(record)
+    after = copy.deepcopy(before)
+    assert [line["ratio"] for line in compare_records(before, after, LIMIT)["rows"]] == [1.0] * 8
+    after["constraint"]["sizes"][1] |= {"xgr_ms": 3.0, "constraint_ms": 2.0}
+    row = "constraint, 1,000 items x 2 x W 16"
+    assert _worse(before, after) == [(row, "xgr", "search, ms", 3.0), (row, "xgr", "constraint, ms", 2.0)]
+    after["constraint"]["sizes"][1] = {"items": 1000, "status": "ok", "xgr_ms": 2.0, "masked_ms": None}
+    after["constraint"]["sizes"][1]["masked"] = "out of memory"
+    assert (row, "masked", "status", "out of memory") in _worse(before, after)
+    del after["constraint"]["sizes"][1]
+    assert _worse(before, after) == [(row, "xgr", "status", "missing"), (row, "masked", "status", "missing")]
+
+
+def test_a_constraint_lost_in_the_noise_is_no_regression(record: Record) -> None:
+    """It is the difference of two times that are close; the whole search is compared as well."""
+    before = _static(record)
+    for lost in (None, 1e-6):
+        after = copy.deepcopy(before)
+        after["constraint"]["sizes"][0]["constraint_ms"] = lost
+        assert _worse(before, after) == _worse(after, before) == []
+
+
+def test_attention_is_compared(record: Record) -> None:
+    after = copy.deepcopy(record)
+    after["attention"][0]["xgr_ms"] = 1.2
+    assert _worse(record, after) == [("quick, 16 x 2 x W 16", "xgr", "attention a layer, ms", 1.2)]
+
+
+def test_unfinished_records_and_rates_under_other_limits_are_warned_of(record: Record) -> None:
+    after = copy.deepcopy(record)
+    after["state"], after["options"]["slo_ms"] = "running", 50.0
+    unfinished, rates = compare_records(record, after, LIMIT)["warnings"]
+    assert "the second" in unfinished and "running" in unfinished
+    assert "--slo-ms 200 and --slo-ms 50" in rates
+    assert compare_records(record, record, LIMIT)["warnings"] == []
+
+
+# ---- who is compared with whom --------------------------------------------------------------------------------------
+
+
+def _converted(record: Record, path: str, model: str | None, catalog: str = "sha256:c") -> Record:
+    """``record`` as of ``--model path``."""
+    record = copy.deepcopy(record)
+    record["options"] |= {"geometries": [], "model": path, "vocab": f"{path}-vocab", "constraint": False}
+    record["constraint"] = None
+    for entry in (*record["rows"], *record["online"], *record["attention"]):
+        entry["model"] = path
+    for row in record["rows"]:
+        row["catalog"] = f"{path}-vocab: 500 items"
+    if model is not None:  # else as records were before there were fingerprints
+        record["subject"] = {"model_fingerprint": model, "catalog_hash": catalog}
+    return record
+
+
+def test_models_match_by_content_not_by_path(record: Record) -> None:
+    here, there = _converted(record, "../model", "f1"), _converted(record, "../../w/model", "f1")
+    compared = compare_records(here, there, LIMIT)
+    assert compared["only_before"] == compared["only_after"] == []
+    assert {line["ratio"] for line in compared["rows"]} == {1.0}
+    there["rows"].pop()
+    assert {figure for _, _, figure, _ in _worse(here, there)} == {"status"}
+    for other in (_converted(record, "../model", "f2"), _converted(record, "../model", "f1", "sha256:d")):
+        after = {**other, "attention": []}  # which knows no catalog
+        with pytest.raises(InputError, match="no row in common"):
+            compare_records(here, after, LIMIT)
+
+
+def test_records_without_fingerprints_match_by_name(record: Record) -> None:
+    old, new = _converted(record, "model", None), _converted(record, "model", "f1")
+    for before, after in ((old, new), (new, old), (old, old)):
+        assert {line["ratio"] for line in compare_records(before, after, LIMIT)["rows"]} == {1.0}
+    with pytest.raises(InputError, match="no row in common"):
+        compare_records(old, _converted(record, "elsewhere", "f1"), LIMIT)
+
+
+def test_catalogs_of_other_codes_are_others(record: Record) -> None:
+    after = {**copy.deepcopy(record), "attention": [], "constraint": None}
+    after["options"] |= {"codes": 64, "constraint": False, "attention": False}
+    for row in after["rows"]:
+        row["catalog"] = "500 items, 64x3 codes"
+    with pytest.raises(InputError, match="no row in common"):
+        compare_records(record, after, LIMIT)
+
+
+def test_a_run_records_what_its_model_and_catalog_are(tmp_path: Path) -> None:
+    model, vocab = make_model(tmp_path / "model", max_context=128), make_vocabulary(tmp_path / "vocab")
+    wishes = BenchWishes(
+        model=str(model), vocab=str(vocab), context="8", users="1", beam="4", baselines="none", budget_s=0.01
+    )
+    record = json.loads(json.dumps(run_bench(choose_options(CPU, wishes), CPU, BenchCaller())))
+    described = json.loads((model / "xgr.json").read_text())
+    catalog = json.loads((vocab / "vocab.json").read_text())
+    assert record["subject"] == {
+        "model_fingerprint": described["fingerprint"],
+        "catalog_hash": catalog["content_hash"],
+    }
+    there = json.loads(json.dumps(record).replace(str(tmp_path), "/elsewhere"))
+    assert there["rows"][0]["model"] != record["rows"][0]["model"]
+    compared = compare_records(record, there, LIMIT)
+    assert compared["rows"] and compared["only_before"] == compared["only_after"] == []
+
+
+def test_committed_results_stay_comparable() -> None:
+    count = 0
+    for path in sorted(RESULTS.glob("*.json")):
+        if json.loads(path.read_text()).get("kind") == "bench":
+            compared = compare_files(path, path, LIMIT)
+            assert compared["rows"] and compared["regressions"] == [], path
+            assert {line["ratio"] for line in compared["rows"]} == {1.0}
+            count += 1
+    assert count >= 9
+
+
+# ---- damaged files --------------------------------------------------------------------------------------------------
+
+
+def _put(record: Record, place: str, value: object) -> Record:
+    record = copy.deepcopy(record)
+    *way, last = [int(part) if part.isdigit() else part for part in place.split(".")]
+    target: Any = record
+    for part in way:
+        target = target[part]
+    target[last] = value
+    return record
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("machine.device_name", None, "machine.device_name must be a text, not null"),
+        ("machine.device_name", {"a": 1}, "machine.device_name must be a text"),
+        pytest.param("rows.0.contenders.1.latency_ms.p50.value", 10**400, "value is too large a number", id="10**400"),
+        ("rows.0.contenders.1.latency_ms.p50.value", True, "latency_ms.p50.value must be a number, not True"),
+        ("rows.0.contenders.1.latency_ms.p50.value", -1, "must be a number from 0 on"),
+        ("rows.0.contenders.1.latency_ms.p50.low", None, "latency_ms.p50 needs low and high"),
+        ("rows.1.contenders.0.host_own_bytes", "5 MB", "rows[1].contenders[0].host_own_bytes must be a number"),
+        ("rows.1.beam", [8], "rows[1].beam must be a whole number"),
+        ("rows.1.model", {}, "rows[1].model must be a text"),
+        ("rows.1.contenders", None, "rows[1].contenders must be a list"),
+        ("online.0", 1, "online[0] must be an object"),
+        ("options", [], "options must be an object"),
+        ("options.beams", None, "options.beams must be a list"),
+        ("subject", "model", "subject must be an object"),
+        ("constraint.sizes.0", None, "constraint.sizes[0] must be an object"),
+        ("left_out", [1], "left_out[0] must be an object"),
+        ("state", 1, "state must be a text"),
+    ],
+)
+def test_damaged_records_are_named_with_the_field(
+    record: Record, tmp_path: Path, place: str, value: object, said: str
+) -> None:
+    write_record(tmp_path / "whole.json", record)
+    write_record(tmp_path / "damaged.json", _put(record, place, value))
+    for pair in (("whole.json", "damaged.json"), ("damaged.json", "whole.json")):
+        with pytest.raises(InputError, match=r"damaged\.json: lacks fields") as raised:
+            compare_files(tmp_path / pair[0], tmp_path / pair[1], LIMIT)
+        assert said in raised.value.why
+
+
+def test_files_that_are_no_records_are_refused(record: Record, tmp_path: Path) -> None:
+    write_record(tmp_path / "a.json", record)
+    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "a.json").read_bytes())
+    assert read_record(tmp_path / "bom.json") == record
+    for version in (True, 1.0, "1", None, 2):
+        (tmp_path / "b.json").write_text(json.dumps({**record, "schema_version": version}))
+        with pytest.raises(InputError, match="has schema version"):
+            read_record(tmp_path / "b.json")
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(InputError, match="is no regular file"):
+            read_record(place)
+
+
+def test_exit_codes_tell_a_regression_from_damaged_input(record: Record, tmp_path: Path) -> None:
+    running = {**copy.deepcopy(record), "state": "running"}
+    running["rows"].pop()
+    for name, one in (("a", record), ("b", running), ("c", _put(record, "machine.device_name", None))):
+        write_record(tmp_path / f"{name}.json", one)
+
+    def compare(*names: str) -> subprocess.CompletedProcess[str]:
+        files = [str(tmp_path / f"{name}.json") for name in names]
+        command = [sys.executable, "-m", "xgr_cli.main", "bench", "compare", *files, "--fail-over", "5%"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+    assert compare("a", "a").returncode == 0
+    worse = compare("a", "b")
+    assert worse.returncode == 1 and "missing" in worse.stdout
+    assert "b.json: is no complete result, its state is running" in worse.stderr
+    damaged = compare("a", "c")
+    assert damaged.returncode == 2 and damaged.stdout == ""
+    assert "c.json: lacks fields" in damaged.stderr and "machine.device_name" in damaged.stderr
