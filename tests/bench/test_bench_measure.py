@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from bench_support import CPU, tiny_workload
 from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
 from xgr_engine.bench.measure import Estimate, Samples, interleaved, quantile, warm_up
 from xgr_engine.bench.memory import peak_memory
+from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.xschedule.engines import is_out_of_memory
 
 
@@ -167,13 +170,33 @@ def test_rows_follow_the_trie() -> None:
 def test_work_of_a_prefill_counts_each_prompt_once() -> None:
     one, three = (prefill_work(tiny_workload(), users) for users in (1, 3))
     assert three.flops == pytest.approx(3 * one.flops)
-    shared = prefill_work(tiny_workload(shared_prefix=6), 3)
-    assert shared.flops < three.flops
     spec = tiny_workload().model.spec
     layer = spec.hidden_size * (2 * 64 + 2 * 32 + 3 * spec.intermediate_size)
     tail = spec.hidden_size * (64 + 3 * spec.intermediate_size)  # of the last layer: the last token alone
     attention = 4 * (13 * 14 / 2) * 64
     assert one.flops == pytest.approx(2 * 13 * 2 * layer - 2 * 12 * tail + attention)
+    shared = prefill_work(tiny_workload(shared_prefix=6), 3)
+    beginning = 2 * 6 * (2 * layer - tail) + 4 * (6 * 7 / 2) * 64  # linears and attention of six tokens
+    assert shared.flops == pytest.approx(three.flops - 2 * beginning)
+
+
+def test_work_of_the_head_is_that_of_each_level_and_of_the_suffix() -> None:
+    workload = tiny_workload()
+    model = workload.model
+    sizes = (3, 5, 7)
+    codes = [np.arange(size, dtype=np.int32) for size in sizes]
+    uneven = replace(model, table=SidTokenTable.from_levels(codes, [part + 40 * at for at, part in enumerate(codes)]))
+    by_mode = {
+        over: decode_work(replace(workload, model=uneven, search=replace(workload.search, score_over=over)), 3).flops
+        for over in ("vocab", "level")
+    }
+    rows, vocabulary, hidden = (1, 7, 9), model.spec.vocab_size, model.spec.hidden_size
+    fewer = sum(count * (vocabulary - size) for count, size in zip(rows, sizes, strict=True))
+    assert by_mode["vocab"] - by_mode["level"] == 2 * 3 * hidden * fewer
+    longer = decode_work(replace(workload, model=replace(model, score_suffix=(1,))), 3).flops
+    linears = 2 * hidden * (2 * 64 + 2 * 32 + 3 * model.spec.intermediate_size)
+    attention = 4 * 9 * (3 * 13 + 3 * 3) * 64 * 2  # 9 rows see the prompts and three codes of their own, two layers
+    assert longer - by_mode["vocab"] == 2 * 3 * 9 * (linears + vocabulary * hidden) + attention
 
 
 def test_work_of_the_levels_grows_with_the_beam_and_reads_weights_once_a_level() -> None:

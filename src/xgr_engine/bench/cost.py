@@ -46,27 +46,43 @@ def prefill_work(workload: Workload, users: int) -> Work:
     shared = workload.shared_prefix if workload.model.decoder.causal else 0
     tokens = sum(lengths) - (users - 1) * shared
     flops = 2.0 * tokens * parameters.prompt + 2.0 * users * parameters.last
-    flops += 4.0 * sum(_prefill_pairs(spec, length) for length in lengths) * spec.num_heads * spec.head_dim
+    pairs = sum(_prefill_pairs(spec, length) for length in lengths)
+    if shared:
+        pairs -= (users - 1) * _prefill_pairs(spec, shared)
+    flops += 4.0 * pairs * spec.num_heads * spec.head_dim
     written = tokens + users * _start_tokens(spec)
     return Work(flops, float((parameters.prompt + parameters.last) * size + written * _kv_bytes_a_token(spec, size)))
 
 
 def decode_work(workload: Workload, users: int) -> Work:
-    """All levels after the prefill: linears and attention of the beam rows, the head over what scores need, weights
-    and prompts read once a level."""
-    spec, size = workload.model.spec, _itemsize(workload)
-    head = spec.vocab_size if workload.search.score_over == "vocab" else len(workload.model.table.codes[0])
-    total, prompts = Work(0.0, 0.0), sum(prompt_lengths(workload, users))
-    linears, start = Parameters.of(spec).row, users * _start_tokens(spec)
-    for depth, rows in enumerate(rows_a_level(workload)):
-        work = Work(2.0 * users * rows * head * spec.hidden_size, float(head * spec.hidden_size * size))
+    """All levels after the prefill, and the tokens of a score suffix: linears and attention of the beam rows, the head
+    over what scores need, weights and prompts read once a step.
+
+    Under ``--score-over allowed`` the head counts all codes of a level, although each row needs its children alone.
+    """
+    spec, whole = workload.model.spec, workload.model.spec.vocab_size
+    over_vocabulary = workload.search.score_over == "vocab"
+    heads = [whole if over_vocabulary else len(codes) for codes in workload.model.table.codes]
+    steps = list(zip(rows_a_level(workload), heads, strict=False))
+    finished = min(workload.search.beam, workload.catalog.trie.num_leaves)
+    steps += [(finished, whole)] * len(workload.model.score_suffix)
+    size, prompts = _itemsize(workload), sum(prompt_lengths(workload, users))
+    total = Work(0.0, 0.0)
+    for depth, (rows, head) in enumerate(steps):
+        total += Work(2.0 * users * rows * head * spec.hidden_size, float(head * spec.hidden_size * size))
         if depth:
-            seen = prompts + start + users * depth  # by one row of each user
-            attention = 4 * rows * seen * spec.num_heads * spec.head_dim * spec.num_layers
-            read = linears * size + (prompts + start + users * depth * rows) * _kv_bytes_a_token(spec, size)
-            work += Work(2.0 * users * rows * linears + attention, float(read))
-        total += work
+            total += _rows_work(spec, users, rows, depth, prompts, size)
     return total
+
+
+def _rows_work(spec: AnySpec, users: int, rows: int, depth: int, prompts: int, size: int) -> Work:
+    """``rows`` beam rows of each user through the model, which see ``prompts`` tokens in all and ``depth`` of their
+    own."""
+    linears, start = Parameters.of(spec).row, users * _start_tokens(spec)
+    seen = prompts + start + users * depth  # by one row of each user
+    attention = 4 * rows * seen * spec.num_heads * spec.head_dim * spec.num_layers
+    read = linears * size + (prompts + start + users * depth * rows) * _kv_bytes_a_token(spec, size)
+    return Work(2.0 * users * rows * linears + attention, float(read))
 
 
 def kv_cache_bytes(workload: Workload, users: int) -> int:
