@@ -55,8 +55,8 @@ code 2: for a result on stdout there is `--json`.
 
 The result goes to stdout, as text or, with `--json`, as one JSON object with `schema_version`. Notes, warnings,
 progress and errors go to stderr; `--log-format json` makes each a JSON object on a line. `XGR_DEBUG=1` or `-v` adds
-tracebacks to errors. A result that stdout does not take (closed, or a full disk) is an error, exit code 1; a reader that
-goes away (`| head`) is none, and notes that stderr does not take are lost.
+tracebacks to errors. A result that stdout does not take (closed, or a full disk) is an error, exit code 1; a reader
+that goes away (`| head`) is none, and notes that stderr does not take are lost.
 
 Colours and bold are for terminals, and for `FORCE_COLOR=1`; `NO_COLOR=1` (any value that is not empty) turns both off
 and wins over `FORCE_COLOR`, `--color` wins over both variables. Text is UTF-8, whatever the locale: where that knows
