@@ -9,7 +9,8 @@ The file is ``--config F.toml``, else ``./xgr.toml``, else ``[tool.xgr]`` of ``.
 
 Keys are the names of options without the dashes in front. A shared key is the option's variable in lower case
 (``XGR_VOCAB``: ``vocab``), so that ``vocab`` serves ``build-vocab --out`` and ``recommend --vocab``. A key that no
-command knows is an error. Relative paths are relative to the working directory, as on the command line.
+command knows is an error; one that means nothing to the run at hand is ignored, as in the environment, though it would
+be an error on the command line. Relative paths are relative to the working directory, as on the command line.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import typer
 
 from xgr_engine.errors import UsageError
 
+_TYPED, _DEFAULT = "command line", "default"
 _ORIGINS = "xgr.config_origins"  # key of ctx.meta: parameter name -> "xgr.toml [recommend]"
 
 
@@ -36,6 +38,12 @@ class Setting:
     key: str
     value: object
     origin: str
+
+    @property
+    def configured(self) -> bool:
+        """Whether it comes from the environment or a file. Nobody typed it for this very command, so it counts where
+        it means something, and is no mistake where it means nothing."""
+        return self.origin not in (_TYPED, _DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -65,13 +73,13 @@ def merged(ctx: typer.Context) -> list[Setting]:
         source = ctx.get_parameter_source(name)
         match source.name if source else "DEFAULT":
             case "COMMANDLINE":
-                origin = "command line"
+                origin = _TYPED
             case "ENVIRONMENT":
                 origin = f"environment {environment_variable(param)}"
             case "DEFAULT_MAP":
                 origin = origins.get(name, "configuration file")
             case _:
-                origin = "default"
+                origin = _DEFAULT
         settings.append(Setting(option_key(param), ctx.params[name], origin))
     return settings
 

@@ -13,7 +13,7 @@ from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableErr
 from xgr_engine.bench.choices import BenchWishes, choose_options
 from xgr_engine.bench.foreign.packages import Package
 from xgr_engine.bench.measure import interleaved
-from xgr_engine.bench.options import parse_codes, parse_count, preset_options
+from xgr_engine.bench.options import parse_codes, parse_count, parse_counts, preset_options
 from xgr_engine.bench.parity import judge
 from xgr_engine.bench.point import Budget, Row
 from xgr_engine.bench.workloads import Batch, Workload, random_weights, synthetic_catalog
@@ -219,8 +219,13 @@ def test_numbers_of_the_command_line() -> None:
     for text in ("0", "1.5", "x", "1e-3", "-4", "1e400", "1e99999999", "2147483648", "9" * 5000, "5\n5"):
         with pytest.raises(UsageError):
             parse_count(text, "--items")
-    with pytest.raises(UsageError):
-        parse_codes("8192")
+    for text in ("8192", "x3", "8x3x4", ""):
+        with pytest.raises(UsageError, match=f"--codes '{text}'"):
+            parse_codes(text)
+    assert parse_counts("8, 16,8", "--beam") == (8, 16)
+    for text in ("", ",", "8,", "8,x"):
+        with pytest.raises(UsageError, match=f"--beam '?{text}'?: must be"):
+            parse_counts(text, "--beam")
 
 
 def test_wishes_change_a_preset_and_contradictions_are_refused() -> None:

@@ -27,7 +27,7 @@ from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.report.page import page
 from xgr_engine.bench.report.svg import Axes, Series, line_chart, log_ticks, number, ticks
-from xgr_engine.bench.report.tables import claims_table
+from xgr_engine.bench.report.tables import claims_table, constraint_table, shape_of
 from xgr_engine.bench.run import Bench, BenchCaller, run_bench
 from xgr_engine.errors import InputError, UsageError
 
@@ -122,7 +122,7 @@ def test_a_time_limit_leaves_out_and_says_so() -> None:
     options = BenchOptions(geometries=("quick",), items=500, codes=40, levels=3, budget_s=0.01, time_limit_s=1e-6)
     record = run_bench(options, torch.device("cpu"), BenchCaller())
     assert record["rows"] == []
-    assert record["state"] == "done"
+    assert record["state"] == "failed"  # no row was measured
     assert "time limit" in record["left_out"][0]["reason"]
     assert "Not run" in page(record)
 
@@ -392,7 +392,7 @@ def _begun(tmp_path: Path, out: Path, *arguments: str, program: str = "") -> sub
         env=os.environ | {"TMPDIR": str(tmp_path / "temp")},
     )
     deadline = time.monotonic() + 120
-    while not out.exists():
+    while not out.exists() or not read_record(out)["rows"]:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.1)
     return process
@@ -419,7 +419,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_a_stopped_run_keeps_what_it_measured_and_says_so(tmp_path: Path, number: signal.Signals, code: int) -> None:
     out = tmp_path / "r.json"
     process = _begun(tmp_path, out, "--json", "-q", "--html", str(tmp_path / "r.html"))
@@ -475,9 +475,24 @@ def test_a_report_that_cannot_be_written_stops_the_command_at_once(tmp_path: Pat
     for option, place in (("--html", tmp_path), ("--out", tmp_path / "file" / "a.json"), ("--html", "/proc/a/b.html")):
         done = _xgr("bench", option, str(place))
         assert done.returncode == 2 and f"error: {option} {place}: " in done.stderr, done.stderr
-    both = str(tmp_path / "one")
-    assert "are both" in _xgr("bench", "--html", both, "--out", both).stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_very_narrow_terminal_loses_no_value(
+    record: Record, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    record["warnings"] = ["somebody else was busy"]
+    show_bench(Output(), record)
+    text = capsys.readouterr().out
+    for value in ("xgr bench --items 2000", "somebody else was busy", f"{record['machine']['cores']} cores"):
+        assert value in text
+
+
+def test_one_user_is_no_plural(record: Record) -> None:
+    assert shape_of({"model": "m", "context": 4, "users": 1, "beam": 2}) == "m, 4 tokens x 1 user, W 2"
+    record["constraint"]["users"] = 1
+    assert constraint_table(record["constraint"]).title.startswith("The constraint alone: 1 user, ")
 
 
 def test_text_never_folds_a_number_and_shows_what_the_page_shows(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from xgr_cli.options import (
 from xgr_cli.output import Output, jsonable
 from xgr_cli.progress import make_progress
 from xgr_cli.signals import stop_on_signals
-from xgr_engine.errors import UsageError
+from xgr_engine.errors import OutputWriteError, UsageError
 from xgr_engine.job.stop import Stop, Stopped
 from xgr_engine.progress import ProgressSink
 
@@ -85,13 +85,19 @@ def bench(
         str | None, option("--context", help="prompt tokens: N,N,...; with --in: longest prompt taken", panel=_WORK)
     ] = None,
     shared_prefix: Annotated[
-        int, option("--shared-prefix", help="tokens that all prompts begin with", panel=_WORK, min=0)
+        int, option("--shared-prefix", help="tokens that all synthetic prompts begin with", panel=_WORK, min=0)
     ] = 0,
     users: Annotated[str | None, option("--users", help="prompts a batch: N,N,...", panel=_WORK)] = None,
     beam: Annotated[str | None, option("--beam", help="prefixes kept a level: N,N,...", panel=_SEARCH)] = None,
     top_k: Annotated[
         int | None,
-        option("--top-k", help="SIDs a user (K <= W)", panel=_SEARCH, min=1, show_default="50, in presets W"),
+        option(
+            "--top-k",
+            help="SIDs a user (K <= W)",
+            panel=_SEARCH,
+            min=1,
+            show_default="50, or W where that is less; in presets W",
+        ),
     ] = None,
     score_over: ScoreOverOption = "vocab",
     baselines: Annotated[
@@ -134,10 +140,9 @@ def bench(
     """See the module."""
     if action:
         return _compare(output, action, fail_over)
-    if fail_over is not None:
+    configured = {setting.key for setting in output.settings if setting.configured}
+    if fail_over is not None and "fail-over" not in configured:
         raise UsageError("--fail-over belongs to xgr bench compare A.json B.json")
-    if html is not None and out is not None and html.absolute() == out.absolute():
-        raise UsageError(f"--html and --out are both {html}", hint="name two files")
 
     def wishes() -> BenchWishes:
         from xgr_engine.bench.choices import BenchWishes
@@ -170,10 +175,9 @@ def bench(
     run = _Run(output, html, out, make_progress(output, log_every))
     with stop_on_signals(output, _GRACE_S, "what was measured is kept", _PATIENCE_S) as stop:
         try:
-            run.measure(wishes, device, threads, stop)
+            return run.measure(wishes, configured, device, threads, stop)
         except Stopped as stopped:
             return run.stopped(stopped)
-    return None
 
 
 @dataclass
@@ -185,18 +189,18 @@ class _Run:
     out: Path | None
     progress: ProgressSink
     record: dict[str, Any] | None = None
+    unwritten: set[str] = field(default_factory=set)  # options whose files could not be written when last tried
+    _ours: tuple[int, int] | None = None  # what told the file of --out from others when it was last written
 
-    def measure(self, wishes: Callable[[], BenchWishes], device: str, threads: int | None, stop: Stop) -> None:
-        """All that was asked for."""
+    def measure(
+        self, wishes: Callable[[], BenchWishes], configured: set[str], device: str, threads: int | None, stop: Stop
+    ) -> int | None:
+        """All that was asked for, and the exit code."""
         # the profiler of torch reports its start and end on stderr
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         from xgr_engine.bench.choices import choose_options, open_device
-        from xgr_engine.bench.record import check_place
+        from xgr_engine.bench.places import check_places
         from xgr_engine.bench.run import BenchCaller, run_bench
-
-        for flag, path in (("--html", self.html), ("--out", self.out)):
-            if path is not None:
-                check_place(flag, path)
 
         def note(text: str) -> None:
             stop.check()  # where a signal's exception was lost, in a destructor say
@@ -204,8 +208,14 @@ class _Run:
 
         stop.on_forced = self._last_words
         place = open_device(device, threads, self.output.note)
-        caller = BenchCaller(tuple(sys.argv[1:]), self.progress, note, self._keep)
-        self._show(run_bench(choose_options(place, wishes()), place, caller))
+        options = choose_options(place, wishes(), configured)
+        files = {"--html": self.html, "--out": self.out}
+        check_places({flag: path for flag, path in files.items() if path is not None}, options)
+        record = run_bench(options, place, BenchCaller(tuple(sys.argv[1:]), self.progress, note, self._keep))
+        self._show(record)
+        if record["state"] == "failed":
+            self.output.error("nothing that was asked for could be measured", why=_first_reason(record))
+        return 1 if self.unwritten or record["state"] == "failed" else None
 
     def stopped(self, stopped: Stopped) -> int:
         """Show what there is, and say how far it came."""
@@ -224,9 +234,31 @@ class _Run:
     def _keep(self, record: dict[str, Any]) -> None:
         from xgr_engine.bench.record import write_record
 
-        self.record = record
-        if self.out is not None:
-            write_record(self.out, jsonable(record))
+        first, self.record = self.record is None, record
+        if (out := self.out) is None:
+            return
+        found = _identity(out)
+        if self._ours and found and self._ours != found:
+            self._not_written("--out", out, "another run writes it too")
+            return
+        self._write("--out", out, lambda: write_record(out, jsonable(record)))
+        if first and self.unwritten:
+            raise OutputWriteError(f"--out {out}: cannot be written", hint="name a file somewhere else")
+        self._ours = _identity(out)
+
+    def _write(self, flag: str, path: Path, write: Callable[[], object]) -> None:
+        """A file that cannot be written takes nothing along: what was measured is shown."""
+        try:
+            write()
+        except (OSError, UsageError) as error:
+            self._not_written(flag, path, (error.strerror if isinstance(error, OSError) else "") or str(error))
+        else:
+            self.unwritten.discard(flag)
+
+    def _not_written(self, flag: str, path: Path, why: str) -> None:
+        if flag not in self.unwritten:
+            self.output.warn(f"{flag} {path} cannot be written: {why}")
+        self.unwritten.add(flag)
 
     def _last_words(self, stopped: Stopped) -> None:
         """Just before the process is ended by force."""
@@ -239,13 +271,33 @@ class _Run:
     def _show(self, record: dict[str, Any]) -> None:
         from xgr_engine.bench.report.page import write_page
 
-        if self.html is not None and "ceilings" in record:
-            write_page(self.html, record)
-            self.output.note(f"report: {self.html}")
         if self.output.json_mode:  # else they stand in the result
             for text in record["warnings"]:
                 self.output.warn(text)
         self.output.result(record, lambda out: show_bench(out, record))
+        if (html := self.html) is not None and "ceilings" in record:
+            self._write("--html", html, lambda: write_page(html, record))
+            if "--html" not in self.unwritten:
+                self.output.note(f"report: {html}")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells a file from one that another run put in its place; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _first_reason(record: dict[str, Any]) -> str:
+    """Why a run measured nothing: its first reason."""
+    found = [(part["part"], part["reason"]) for part in record["left_out"]]
+    for row in record["rows"]:
+        found += [(one["name"], one.get("reason") or one["status"]) for one in row["contenders"]]
+    if record["constraint"]:
+        found += [(f"{one['items']:,} items", one.get("reason", "")) for one in record["constraint"]["sizes"]]
+    return ": ".join(found[0]) if found else ""
 
 
 def _compare(output: Output, action: list[str], fail_over: str | None) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,15 @@ from xgr_engine.bench.options import (
     parse_codes,
     parse_count,
     parse_counts,
+    parse_names,
     preset_options,
 )
 from xgr_engine.errors import UsageError
 from xgr_engine.job.engine import resolve_device
 from xgr_engine.options import ScoreOver, check_threads
+
+# Options whose wishes have other names.
+_FLAGS = {"inputs": "in", "budget_s": "budget", "time_limit_s": "time-limit"}
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,15 @@ def open_device(wanted: str, threads: int | None, note: Callable[[str], None]) -
     return torch.device(resolve_device(wanted, note).name)
 
 
-def choose_options(device: torch.device, wishes: BenchWishes) -> BenchOptions:
+def choose_options(device: torch.device, wishes: BenchWishes, configured: Collection[str] = ()) -> BenchOptions:
     """The preset's options, or those that suit the machine, with every wish put in their place.
 
+    Args:
+        configured: names of options, as in a configuration file, whose wishes nobody typed: they come from variables
+            or a file, and count only where they mean something.
+
     Raises:
-        UsageError: a wish that cannot be understood, or that contradicts another.
+        UsageError: a wish that cannot be understood, or that means nothing beside the others.
     """
     on_gpu = device.type == "cuda"
     if wishes.preset is not None:
@@ -75,6 +83,7 @@ def choose_options(device: torch.device, wishes: BenchWishes) -> BenchOptions:
     else:
         size = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
         options = default_options(on_gpu=on_gpu, gpu_bytes=size)
+    wishes = _in_place(wishes, options, configured)
     changes: dict[str, Any] = {
         "device": str(device),
         "score_over": wishes.score_over,
@@ -101,17 +110,64 @@ def choose_options(device: torch.device, wishes: BenchWishes) -> BenchOptions:
     return replace(options, **changes)
 
 
+def _in_place(wishes: BenchWishes, options: BenchOptions, configured: Collection[str]) -> BenchWishes:
+    """The wishes without those that nobody typed and that mean nothing here."""
+    untouched: dict[str, Any] = {field.name: field.default for field in fields(BenchWishes)}
+    while True:
+        for names, reason in _misplaced(wishes, options):
+            if any(getattr(wishes, name) == untouched[name] for name in names):
+                continue
+            flags = {name: _FLAGS.get(name, name.replace("_", "-")) for name in names}
+            dropped = next((name for name in names if flags[name] in configured), None)
+            if dropped is None:
+                raise UsageError(f"--{flags[names[0]]} {reason}")
+            wishes = replace(wishes, **{dropped: untouched[dropped]})
+            break
+        else:
+            return wishes
+
+
+def _misplaced(wishes: BenchWishes, options: BenchOptions) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Wishes that would be ignored, or cannot both be had: their names, where they are wishes at all, and why not."""
+    for name in ("geometry", "items", "codes"):
+        for given in ("model", "vocab"):
+            yield (name, given), f"does not go with --{given}: --model and --vocab bring their own sizes"
+    if options.constraint:
+        yield from _misplaced_in_static(wishes, f"--preset {options.preset}")
+    if wishes.model is None and wishes.vocab is None:
+        yield ("inputs",), "needs --model and --vocab: synthetic prompts need no histories"
+    if wishes.inputs:
+        yield ("shared_prefix",), "does not go with --in: real prompts are taken as they are"
+    for name in ("history_col", "history_format"):
+        if not wishes.inputs:
+            yield (name,), "means nothing without --in"
+    if not (options.online if wishes.online is None else wishes.online):
+        yield ("slo_ms",), "means nothing without --online"
+    beams = options.beams if wishes.beam is None else parse_counts(wishes.beam, "--beam")
+    if wishes.top_k is not None and wishes.top_k > min(beams):
+        yield ("top_k",), f"{wishes.top_k}: is above --beam {min(beams)}, and no list is longer than the beam"
+
+
+def _misplaced_in_static(wishes: BenchWishes, preset: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name in ("model", "vocab", "inputs"):
+        yield (name,), f"does not go with {preset}: the constraint's cost is measured on synthetic catalogs"
+    if not (wishes.online or wishes.ablations):
+        for name in ("top_k", "score_over", "context", "shared_prefix", "baselines"):
+            yield (name,), f"means nothing to {preset}: it measures the constraint alone, and no rows"
+    for name in ("geometry", "users", "beam"):
+        if "," in (getattr(wishes, name) or ""):
+            yield (name,), f"{getattr(wishes, name)}: {preset} takes one"
+
+
 def _model(wishes: BenchWishes, options: BenchOptions) -> dict[str, Any]:
     if wishes.model is None and wishes.vocab is None:
         names = options.geometries
         if wishes.geometry is not None:
-            names = tuple(name.strip() for name in wishes.geometry.split(","))
+            names = parse_names(wishes.geometry, "--geometry")
         own = {find_geometry(name).context for name in names}
         said = wishes.context is not None or wishes.preset is not None
         contexts = {} if said or None in own or len(own) > 1 else {"contexts": tuple(own)}
         return {"geometries": names, **contexts, **({"inputs": wishes.inputs} if wishes.inputs else {})}
-    if wishes.geometry is not None or wishes.items is not None or wishes.codes is not None:
-        raise UsageError("--model and --vocab bring their own sizes", hint="leave --geometry, --items and --codes out")
     given = {"model": wishes.model, "vocab": wishes.vocab, "inputs": wishes.inputs, "geometries": ()}
     return {**given, "history_col": wishes.history_col, "history_format": wishes.history_format}
 
@@ -123,13 +179,15 @@ def _catalog(wishes: BenchWishes, options: BenchOptions) -> dict[str, Any]:
     if wishes.items is not None:
         changes["items"] = parse_count(wishes.items, "--items")
         changes["constraint_items"] = (changes["items"],)
-    elif wishes.geometry is not None and wishes.preset is None and options.geometries != (wishes.geometry,):
-        changes["items"] = 1_000_000 if wishes.geometry != "quick" else 20_000
+    elif wishes.geometry is not None and wishes.preset is None:
+        names = parse_names(wishes.geometry, "--geometry")
+        if names != options.geometries:
+            changes["items"] = 1_000_000 if names != ("quick",) else 20_000
     return changes
 
 
 def _baselines(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = parse_names(text, "--baselines")
     if names == ("none",):
         return ()
     if wrong := [name for name in names if name not in BASELINES]:

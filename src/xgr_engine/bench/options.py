@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -24,8 +25,9 @@ class BenchOptions:
         inputs: histories for real prompts; whole_prompts: of any length that the model reads, else those that fit into
             ``contexts``.
         items, codes, levels: synthetic catalog; None: the geometry's own code space.
-        contexts: prompt tokens; users: prompts a batch; beams: W; top_k: K, None: K = W, so that nothing is pruned.
-        shared_prefix: tokens that all prompts begin with.
+        contexts: prompt tokens; users: prompts a batch; beams: W; top_k: K, W where that is less; None: K = W, so that
+            nothing is pruned.
+        shared_prefix: tokens that all synthetic prompts begin with.
         baselines: contenders beside the engine.
         budget_s: seconds of measurement a contender and row; one run is always measured.
         max_repeats: most latency samples a contender and row.
@@ -85,8 +87,27 @@ class BenchOptions:
                 raise UsageError(f"--{flag} {number:g}: must be above 0")
         if self.max_repeats < 1:
             raise UsageError(f"max_repeats {self.max_repeats}: must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed {self.seed}: must be at least 0 and below 2**63")
+        self._check_codes()
+        self._check_workload()
+
+    def _check_codes(self) -> None:
+        if self.codes is None or self.levels is None:
+            return
+        space = f"--codes {self.codes}x{self.levels}"
+        if self.codes * self.levels >= 2**30:
+            raise UsageError(f"{space}: needs {self.codes * self.levels:,} tokens, must be fewer than 2**30")
+        if self.levels * math.log2(self.codes) > 63:  # numbers of SIDs are drawn as int64
+            raise UsageError(f"{space}: makes more than 2**63 SIDs", hint="take fewer codes or levels")
+
+    def _check_workload(self) -> None:
         if self.shared_prefix >= min(self.contexts):
             raise UsageError(f"--shared-prefix {self.shared_prefix}: must be shorter than the shortest context")
+        if self.shared_prefix and self.inputs:
+            raise UsageError(
+                "--shared-prefix does not go with --in: real prompts are taken as they are", hint="leave one out"
+            )
         if (self.model is None) != (self.vocab is None):
             raise UsageError("--model and --vocab go together", hint="give both, or --geometry for random weights")
         if self.inputs and self.model is None:
@@ -176,24 +197,48 @@ def default_options(*, on_gpu: bool, gpu_bytes: int = 0) -> BenchOptions:
     return BenchOptions(geometries=(geometry,), baselines=everyone)
 
 
-def parse_count(text: str, flag: str) -> int:
+def parse_count(text: str, flag: str, whole: str | None = None) -> int:
     """``1e6``, ``1000000`` or ``2.5e5`` as a whole number.
+
+    Args:
+        whole: what was typed, where ``text`` is a part of it.
 
     Raises:
         UsageError: anything else.
     """
+    typed = text if whole is None else whole
+    said = f"{flag} {typed}" if typed.strip() else f"{flag} '{typed}'"
     if _NUMBER.fullmatch(text.strip()):
         number = Decimal(text.strip())  # a float is not exact beyond 2**53, and has an end
         if number >= 1 and number == number.to_integral_value():
             if number >= 2**31:
-                raise UsageError(f"{flag} {text}: must be below 2**31")
+                raise UsageError(f"{said}: must be below 2**31")
             return int(number)
-    raise UsageError(f"{flag} {text}: must be a whole number of at least 1, such as 20000 or 1e6")
+    raise UsageError(f"{said}: must be a whole number of at least 1, such as 20000 or 1e6")
 
 
 def parse_counts(text: str, flag: str) -> tuple[int, ...]:
-    """A comma-separated list of counts."""
-    return tuple(parse_count(part, flag) for part in text.split(","))
+    """A comma-separated list of counts, each once.
+
+    Raises:
+        UsageError: anything else.
+    """
+    parts = text.split(",")
+    if not all(part.strip() for part in parts):
+        raise UsageError(f"{flag} '{text}': must be whole numbers with commas between, such as 8 or 128,256")
+    return tuple(dict.fromkeys(parse_count(part, flag, text) for part in parts))
+
+
+def parse_names(text: str, flag: str) -> tuple[str, ...]:
+    """A comma-separated list of names, each once.
+
+    Raises:
+        UsageError: there is none.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError(f"{flag} '{text}': names nothing")
+    return names
 
 
 def parse_codes(text: str) -> tuple[int, int]:
@@ -202,7 +247,8 @@ def parse_codes(text: str) -> tuple[int, int]:
     Raises:
         UsageError: anything else.
     """
-    codes, cross, levels = text.lower().partition("x")
-    if not cross or not levels:
-        raise UsageError(f"--codes {text}: must be CODESxLEVELS, such as 8192x3")
-    return parse_count(codes, "--codes"), parse_count(levels, "--codes")
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.strip() for part in parts):
+        raise UsageError(f"--codes '{text}': must be CODESxLEVELS, such as 8192x3")
+    codes, levels = (parse_count(part, "--codes", text) for part in parts)
+    return codes, levels

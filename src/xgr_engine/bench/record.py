@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from xgr_engine.errors import InputError, UsageError
+from xgr_engine.errors import InputError
 from xgr_engine.files import write_text
 
 KIND = "bench"
 SCHEMA_VERSION = 1
-
-
-def check_place(option: str, path: Path) -> None:
-    """Make the directory of a file that a run will write when it is done, so that it fails before and not then.
-
-    Raises:
-        UsageError: a directory has the file's name, or the place cannot be written.
-    """
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: is a directory", hint="name a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UsageError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
 
 
 def write_record(path: Path, record: Any) -> None:

@@ -38,7 +38,7 @@ from xgr_engine.bench.workloads import (
     random_weights,
     synthetic_catalog,
 )
-from xgr_engine.errors import UsageError
+from xgr_engine.errors import UsageError, XgrError
 from xgr_engine.job.stop import Stopped
 from xgr_engine.options import SearchOptions
 from xgr_engine.progress import NoProgress, ProgressSink
@@ -72,7 +72,10 @@ class BenchCaller:
 
 
 class Bench:
-    """One run. ``record`` grows part by part, and is complete when ``state`` is ``done``."""
+    """One run. ``record`` grows part by part, and is complete when ``state`` is ``done``.
+
+    ``failed`` is that of a run that an error ended, or that measured nothing of what was asked for.
+    """
 
     def __init__(self, options: BenchOptions, device: torch.device, caller: BenchCaller) -> None:
         self.options = options
@@ -107,10 +110,15 @@ class Bench:
 
     def run(self) -> Record:
         """Everything the options ask for. A run that is stopped keeps what it has as ``interrupted``."""
+        self.caller.keep(self.record)  # from now on an older result in its place is no result of this run
         try:
             self._run()
         except (Stopped, KeyboardInterrupt, SystemExit) as stop:
             self._interrupted(getattr(stop, "reason", "Ctrl-C" if isinstance(stop, KeyboardInterrupt) else "a signal"))
+            raise
+        except Exception as error:
+            self._leave_out(self._at, error)
+            self._close("failed")
             raise
         finally:
             end_all()
@@ -146,7 +154,19 @@ class Bench:
                 self.caller.progress.finish()
         self.record["warnings"] += watch.warnings
         self.record["noise"] = watch.facts
-        self._close("done")
+        self._close("done" if self._measured() else "failed")
+
+    def _measured(self) -> bool:
+        """Whether a row was measured; without rows, anything else that was asked for."""
+        record, entries = self.record, []
+        if self.options.rows:
+            return any(_has_figures(row) for row in record["rows"])
+        if record["constraint"]:
+            entries += record["constraint"]["sizes"]
+        if record["ablations"]:
+            entries.append(record["ablations"]["whole"])
+        entries += record["online"] + record["attention"]
+        return any(entry["status"] == "ok" for entry in entries)
 
     def _needs_models(self) -> bool:
         options = self.options
@@ -161,14 +181,22 @@ class Bench:
 
     def _all_models(self, models: Sequence[str]) -> None:
         subject: Subject | None = None
-        for number, name in enumerate(models):
+        first = True
+        for name in models:
             if not self._in_time(f"model {name}"):
                 continue
             subject = None  # before the next takes its place
             free_memory(self.device)
             self._at = f"model {name}" if name else "the model"
-            subject = self._load(name)
-            self._one_model(subject, first=number == 0)
+            try:
+                subject = self._load(name)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._leave_out(self._at, error)
+                continue
+            self._one_model(subject, first=first)
+            first = False
         if subject is not None and self.options.timeline:
             # of the last model that was measured, at the very end: a GPU's profiler slows every later launch
             chosen = self._chosen(subject)
@@ -231,9 +259,11 @@ class Bench:
             names = list(dict.fromkeys(("xgr", *self.options.baselines)))
             self.record["rows"].append(Row(workload, names, self._budget, self.caller.note).measure())
 
-        size = f"{workload.context} tokens x {workload.users} users x W {workload.search.beam}"
+        users = f"{workload.users} user{'s' if workload.users > 1 else ''}"
+        size = f"{workload.context} tokens x {users} x W {workload.search.beam}"
+        before = len(self.record["rows"])
         self._part(f"{workload.model.name}, {size}", measure)
-        self.caller.progress.advance(1)
+        self.caller.progress.advance(sum(_has_figures(row) for row in self.record["rows"][before:]))
 
     def _part(self, name: str, measure: Callable[[], None], *, brief: bool = False) -> None:
         """A part that fails is reported, and does not take the rest along. A brief one may begin after the limit."""
@@ -243,19 +273,22 @@ class Bench:
         self.caller.note(name)
         try:
             measure()
-        except NotAvailableError as error:
-            self.record["left_out"].append({"part": name, "reason": error.what})
         except Exception as error:
-            reason = "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
-            self.record["left_out"].append({"part": name, "reason": " ".join(reason.split())[:300]})
+            self._leave_out(name, error)
         free_memory(self.device)
         self.caller.keep(self.record)
+
+    def _leave_out(self, part: str, error: Exception) -> None:
+        reason = error.what if isinstance(error, XgrError) else f"{type(error).__name__}: {error}"
+        if is_out_of_memory(error):
+            reason = "out of memory"
+        self.record["left_out"].append({"part": part, "reason": " ".join(reason.split())[:300]})
 
     def _in_time(self, part: str) -> bool:
         limit = self.options.time_limit_s
         if limit is None or time.monotonic() - self._started < limit:
             return True
-        self.record["left_out"].append({"part": part, "reason": f"the time limit of {limit:,.0f} s was over"})
+        self.record["left_out"].append({"part": part, "reason": f"the time limit of {limit:,.6g} s was over"})
         return False
 
     def _timeline(self, workload: Workload) -> None:
@@ -328,6 +361,11 @@ class Bench:
             contender.release()
             free_memory(self.device)
         return {"status": "ok", **found}
+
+
+def _has_figures(row: Record) -> bool:
+    """Whether any contender of a row ran."""
+    return any(one["status"] == "ok" for one in row["contenders"])
 
 
 def run_bench(options: BenchOptions, device: torch.device, caller: BenchCaller) -> Record:

@@ -24,8 +24,13 @@ class Table:
 
 def shape_of(entry: Record) -> str:
     """``qwen3-1.7b, 1,000 tokens x 8 users x W 512``."""
-    users = f" x {entry['users']} users" if "users" in entry else ""
+    users = f" x {users_text(entry['users'])}" if "users" in entry else ""
     return f"{entry['model']}, {entry['context']:,} tokens{users}, W {entry['beam']}"
+
+
+def users_text(count: int) -> str:
+    """``1 user``, ``8 users``."""
+    return f"{count} user{'s' if count != 1 else ''}"
 
 
 def bytes_text(count: int | None) -> str | None:
@@ -111,9 +116,8 @@ def wrong_notes(found: Any) -> list[str]:
 def _comparison(facts: Record) -> str:
     if "reason" in facts:
         return f"answers were not compared: {facts['reason']}"
-    users = f"{facts['users']} user{'s' if facts['users'] > 1 else ''}"
-    text = f"answers: {users} against the definition in float32; rounding cannot lose {facts['certain']} of its "
-    text += f"{facts['sids']} SIDs (a score may be {facts['score_tolerance']:.2g} off"
+    text = f"answers: {users_text(facts['users'])} against the definition in float32; rounding cannot lose "
+    text += f"{facts['certain']} of its {facts['sids']} SIDs (a score may be {facts['score_tolerance']:.2g} off"
     if facts["measured_noise"] is None:
         return text + ")"
     text += f"; plain torch in {facts['dtype']} is {facts['measured_noise']:.2g} off"
@@ -246,10 +250,12 @@ def constraint_table(constraint: Record) -> Table:
         answers = f"{WRONG}: {', '.join(marks)}" if marks else ok
         times = (one.get("constraint_ms"), one.get("masked_constraint_ms"), one.get("masked_over_xgr"))
         rows.append([one["items"], *times, answers])
-    title = f"The constraint alone: {constraint['users']} users, W {constraint['beam']}, {constraint['codes']} codes"
+    who = users_text(constraint["users"])
+    title = f"The constraint alone: {who}, W {constraint['beam']}, {constraint['codes']} codes"
     columns = ("items", "xgr ms", "masked top-k ms", "masked / xgr", "answers")
-    notes = (f"without the heads, over a vocabulary of {constraint['vocabulary']:,}; masked: {constraint['masked']}",)
-    return Table(title, columns, rows, notes)
+    notes = [f"without the heads, over a vocabulary of {constraint['vocabulary']:,}; masked: {constraint['masked']}"]
+    notes += [f"{one['items']:,} items, {text}" for one in constraint["sizes"] for text in one.get("notes", ())]
+    return Table(title, columns, rows, tuple(notes))
 
 
 def absent_table(record: Record) -> Table | None:
