@@ -193,8 +193,8 @@ def test_a_model_of_nans_is_an_error(t5: TinyT5, prompts: int) -> None:
     broken = EncoderDecoder(
         old.spec,
         old.embed * float("nan"),
-        (old.encoder, old.encoder_layers),
-        (old.decoder, old.layers),
+        old.encoder,
+        old.decoder,
         old.ops,
     )
     catalog = TinyCatalog.of([(0, 1), (2, 2)])

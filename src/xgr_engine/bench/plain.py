@@ -19,19 +19,17 @@ Part = TypeVar("Part")
 def float32_model(model: Model) -> DecoderOnly | EncoderDecoder:
     """The model in float32. The embedding is a copy; a layer is copied while it computes."""
     if isinstance(model, EncoderDecoder):
-        encoder = (_float32(model.encoder), _Float32Layers(model.encoder_layers))
-        decoder = (_float32(model.decoder), _Float32Layers(model.layers))
+        encoder, decoder = _float32(model.encoder), _float32(model.decoder)
         return EncoderDecoder(model.spec, model.embed.float(), encoder, decoder, reference_ops())
     model = _known(model)
-    embed, norm = model.embed.float(), model.norm.float()
-    return DecoderOnly(model.spec, embed, norm, _Float32Layers(model.layers), reference_ops())
+    embed, norm, layers = model.embed.float(), model.norm.float(), _float32(model.layers)
+    return DecoderOnly(model.spec, embed, norm, layers, reference_ops())
 
 
 def same_dtype_model(model: Model) -> DecoderOnly | EncoderDecoder:
     """The model in its own dtype, without the engine's kernels."""
     if isinstance(model, EncoderDecoder):
-        encoder, decoder = (model.encoder, model.encoder_layers), (model.decoder, model.layers)
-        return EncoderDecoder(model.spec, model.embed, encoder, decoder, reference_ops())
+        return EncoderDecoder(model.spec, model.embed, model.encoder, model.decoder, reference_ops())
     model = _known(model)
     return DecoderOnly(model.spec, model.embed, model.norm, model.layers, reference_ops())
 
@@ -44,10 +42,12 @@ class _Float32Layers(list[Part]):
 
 
 def _float32(part: Part) -> Part:
-    """A tensor, or a dataclass of tensors and of such dataclasses, in float32."""
+    """A tensor, or a dataclass or list of such parts, in float32."""
     converted: Any = part
     if isinstance(part, Tensor):
         converted = part.float()
+    elif isinstance(part, list):
+        converted = _Float32Layers(part)
     elif is_dataclass(part) and not isinstance(part, type):
         converted = replace(part, **{field.name: _float32(getattr(part, field.name)) for field in fields(part)})
     return converted  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from xgr_engine.models.encoder_decoder import (
     EncoderDecoder,
     EncoderLayer,
     FeedForward,
+    Layer,
     SelfAttention,
     Stack,
 )
@@ -84,8 +85,8 @@ def _decoder_only(spec: ModelSpec, embed: Tensor, draw: _Draws, ops: Ops) -> Dec
 def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, draw: _Draws, ops: Ops) -> EncoderDecoder:
     hidden, inner, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
 
-    def stack() -> Stack:
-        return Stack(draw.normal(spec.num_buckets, spec.num_heads), draw.ones(hidden))
+    def stack(layers: list[Layer]) -> Stack[Layer]:
+        return Stack(draw.normal(spec.num_buckets, spec.num_heads), layers, draw.ones(hidden))
 
     def attention() -> SelfAttention:
         return SelfAttention(draw.ones(hidden), draw.normal(3 * heads, hidden), draw.normal(hidden, heads))
@@ -101,14 +102,14 @@ def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, draw: _Draws, ops:
 
     encoder = [EncoderLayer(attention(), feed_forward()) for _ in range(spec.num_encoder_layers)]
     decoder = [DecoderLayer(attention(), cross(), feed_forward()) for _ in range(spec.num_layers)]
-    return EncoderDecoder(spec, embed, (stack(), encoder), (stack(), decoder), ops)
+    return EncoderDecoder(spec, embed, stack(encoder), stack(decoder), ops)
 
 
 def weight_bytes(model: Model, head: Tensor) -> int:
     """Bytes of all weights; a tied head counts once."""
     parts: tuple[object, ...]
     if isinstance(model, EncoderDecoder):
-        parts = (model.encoder, model.encoder_layers, model.decoder, model.layers)
+        parts = (model.encoder, model.decoder)
     elif isinstance(model, DecoderOnly):
         parts = (model.norm, model.layers)
     else:

@@ -7,8 +7,8 @@ decode steps are beam rows over that prompt, shared by all beams of a user, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -83,15 +83,19 @@ class DecoderLayer:
     feed_forward: FeedForward
 
 
+Layer = TypeVar("Layer", EncoderLayer, DecoderLayer)
+
+
 @dataclass(frozen=True)
-class Stack:
+class Stack(Generic[Layer]):
     """Encoder or decoder.
 
     Attributes:
-        bias: [buckets, heads] added to self-attention scores by distance; norm: [H] of the output.
+        bias: [buckets, heads] added to the self-attention scores of all layers by distance; norm: [H] of the output.
     """
 
     bias: Tensor
+    layers: list[Layer]
     norm: Tensor
 
 
@@ -101,7 +105,7 @@ class EncoderDecoder:
     Args:
         spec: sizes and switches.
         embed: [V, H], of both stacks.
-        encoder, decoder: what belongs to a whole stack, and its layers.
+        encoder, decoder: the two stacks.
         ops: kernels for the norms and for the attention to the prompt.
     """
 
@@ -111,14 +115,14 @@ class EncoderDecoder:
         self,
         spec: EncoderDecoderSpec,
         embed: Tensor,
-        encoder: tuple[Stack, list[EncoderLayer]],
-        decoder: tuple[Stack, list[DecoderLayer]],
+        encoder: Stack[EncoderLayer],
+        decoder: Stack[DecoderLayer],
         ops: Ops,
     ) -> None:
         self.spec = spec
         self.embed = embed
-        self.encoder, self.encoder_layers = encoder
-        self.decoder, self.layers = decoder
+        self.encoder = encoder
+        self.decoder = decoder
         self.ops = ops
         self.device = embed.device
         self.dtype = embed.dtype
@@ -155,7 +159,7 @@ class EncoderDecoder:
         """:meth:`prefill` into a cache that knows the prompts' lengths."""
         with encoder_kernels():
             encoded = self._encode(pack)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.decoder.layers):
             keys, values = linear(encoded, layer.cross.kv).view(len(encoded), 2, *self._heads).unbind(1)
             cache.prompt_k[index, pack.cache_rows] = keys
             cache.prompt_v[index, pack.cache_rows] = values
@@ -174,7 +178,7 @@ class EncoderDecoder:
         """One generated token for each of ``rows``: writes its key and value, returns the decoder's output [N, H]."""
         start = rows.ancestors.new_full((*rows.ancestors.shape[:2], 1), cache.slots - 1)
         ancestors = torch.cat([start, rows.ancestors], dim=2)
-        return self._step(Rows(rows.tokens, rows.position, rows.slots, ancestors, rows.cells), cache)
+        return self._step(replace(rows, ancestors=ancestors), cache)
 
     @property
     def _heads(self) -> tuple[int, int]:
@@ -185,12 +189,11 @@ class EncoderDecoder:
     def _encode(self, pack: PackedPrompts) -> Tensor:
         """The encoder's output [N, H] for the packed tokens."""
         eps = self.spec.rms_eps
-        starts = [0, *accumulate(pack.lengths)][:-1]
-        groups = by_length(starts, pack.lengths, self.device)
+        groups = by_length(pack.sequences.query_start[:-1], pack.lengths, self.device)
         bias = encoder_bias(self._encoder_bias, max(pack.lengths))
         residual = F.embedding(pack.tokens, self.embed)
         delta: Tensor | None = None
-        for layer in self.encoder_layers:
+        for layer in self.encoder.layers:
             x = self.ops.add_rms_norm(residual, delta, layer.attention.norm, eps)
             q, k, v = linear(x, layer.attention.qkv).view(len(x), 3, *self._heads).unbind(1)
             mixed = encoder_attention(q, k, v, groups, bias)
@@ -210,7 +213,7 @@ class EncoderDecoder:
         nobody = rows.ancestors.new_empty((users, width, 0))
         residual = F.embedding(rows.tokens, self.embed)
         delta: Tensor | None = None
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.decoder.layers):
             gen_k, gen_v = cache.generated(index, users)
             x = self.ops.add_rms_norm(residual, delta, layer.attention.norm, eps)
             q, k, v = linear(x, layer.attention.qkv).view(len(x), 3, *self._heads).unbind(1)

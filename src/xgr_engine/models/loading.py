@@ -17,6 +17,7 @@ from xgr_engine.models.encoder_decoder import (
     EncoderDecoder,
     EncoderLayer,
     FeedForward,
+    Layer,
     SelfAttention,
     Stack,
 )
@@ -118,18 +119,16 @@ def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, read: Read, ops: O
         gate = read(f"{at}.gate.weight") if spec.gated else None
         return FeedForward(read(f"{at}_norm.weight"), gate, read(f"{at}.up.weight"), read(f"{at}.down.weight"))
 
-    def stack(at: str) -> Stack:
-        return Stack(read(f"{at}.bias.weight"), read(f"{at}.norm.weight"))
+    def encoder_layer(at: str) -> EncoderLayer:
+        return EncoderLayer(attention(f"{at}.attn"), feed_forward(f"{at}.mlp"))
 
-    encoder = [f"encoder.layers.{index}" for index in range(spec.num_encoder_layers)]
-    decoder = [f"decoder.layers.{index}" for index in range(spec.num_layers)]
-    return EncoderDecoder(
-        spec,
-        embed,
-        (stack("encoder"), [EncoderLayer(attention(f"{at}.attn"), feed_forward(f"{at}.mlp")) for at in encoder]),
-        (
-            stack("decoder"),
-            [DecoderLayer(attention(f"{at}.attn"), cross(f"{at}.cross"), feed_forward(f"{at}.mlp")) for at in decoder],
-        ),
-        ops,
-    )
+    def decoder_layer(at: str) -> DecoderLayer:
+        return DecoderLayer(attention(f"{at}.attn"), cross(f"{at}.cross"), feed_forward(f"{at}.mlp"))
+
+    def stack(at: str, layer: Callable[[str], Layer], count: int) -> Stack[Layer]:
+        layers = [layer(f"{at}.layers.{index}") for index in range(count)]
+        return Stack(read(f"{at}.bias.weight"), layers, read(f"{at}.norm.weight"))
+
+    encoder = stack("encoder", encoder_layer, spec.num_encoder_layers)
+    decoder = stack("decoder", decoder_layer, spec.num_layers)
+    return EncoderDecoder(spec, embed, encoder, decoder, ops)

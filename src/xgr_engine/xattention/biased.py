@@ -7,6 +7,7 @@ tokens, found through the table of ancestors. Scores are not scaled.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class SameLength:
     rows: Tensor
 
 
-def by_length(starts: list[int], lengths: list[int], device: torch.device) -> list[SameLength]:
+def by_length(starts: Sequence[int], lengths: Sequence[int], device: torch.device) -> list[SameLength]:
     """Packed sequences that begin at ``starts``, those of equal length together; none is padded.
 
     The rows go to the device in one copy that nothing waits for.

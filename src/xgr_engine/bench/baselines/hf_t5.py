@@ -79,11 +79,11 @@ def t5_tensors(model: EncoderDecoder, head: Tensor) -> list[tuple[str, Tensor]]:
     for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         named.append((f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", stack.bias))
         named.append((f"{name}.final_layer_norm.weight", stack.norm))
-    for index, encoder_layer in enumerate(model.encoder_layers):
+    for index, encoder_layer in enumerate(model.encoder.layers):
         at = f"encoder.block.{index}.layer"
         named += _self_attention(f"{at}.0", encoder_layer.attention)
         named += _feed_forward(f"{at}.1", encoder_layer.feed_forward)
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.decoder.layers):
         at = f"decoder.block.{index}.layer"
         named += _self_attention(f"{at}.0", layer.attention)
         keys, values = layer.cross.kv.chunk(2)
