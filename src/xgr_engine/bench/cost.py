@@ -50,7 +50,7 @@ def prefill_work(workload: Workload, users: int) -> Work:
     if shared:
         pairs -= (users - 1) * _prefill_pairs(spec, shared)
     flops += 4.0 * pairs * spec.num_heads * spec.head_dim
-    written = tokens + users * _start_tokens(spec)
+    written = tokens + users * spec.extra_slots
     return Work(flops, float((parameters.prompt + parameters.last) * size + written * _kv_bytes_a_token(spec, size)))
 
 
@@ -78,7 +78,7 @@ def decode_work(workload: Workload, users: int) -> Work:
 def _rows_work(spec: AnySpec, users: int, rows: int, depth: int, prompts: int, size: int) -> Work:
     """``rows`` beam rows of each user through the model, which see ``prompts`` tokens in all and ``depth`` of their
     own."""
-    linears, start = Parameters.of(spec).row, users * _start_tokens(spec)
+    linears, start = Parameters.of(spec).row, users * spec.extra_slots
     seen = prompts + start + users * depth  # by one row of each user
     attention = 4 * rows * seen * spec.num_heads * spec.head_dim * spec.num_layers
     read = linears * size + (prompts + start + users * depth * rows) * _kv_bytes_a_token(spec, size)
@@ -89,7 +89,7 @@ def kv_cache_bytes(workload: Workload, users: int) -> int:
     """What the design keeps for a batch: each prompt once, an encoder-decoder's start token, and one token a beam row
     of each level but the last."""
     spec = workload.model.spec
-    generated = _start_tokens(spec) + sum(rows_a_level(workload)[1:])
+    generated = spec.extra_slots + sum(rows_a_level(workload)[1:])
     tokens = sum(prompt_lengths(workload, users)) + users * generated
     return tokens * _kv_bytes_a_token(spec, _itemsize(workload))
 
@@ -144,11 +144,6 @@ def _prefill_pairs(spec: AnySpec, length: int) -> float:
     if isinstance(spec, EncoderDecoderSpec):  # every token with every token, then the start token with them and itself
         return spec.num_encoder_layers * length**2 + spec.num_layers * (length + 1)
     return max(0, spec.num_layers - 1) * length * (length + 1) / 2
-
-
-def _start_tokens(spec: AnySpec) -> int:
-    """Tokens a user that no prompt and no level brings."""
-    return 1 if isinstance(spec, EncoderDecoderSpec) else 0
 
 
 def _kv_bytes_a_token(spec: AnySpec, size: int) -> int:

@@ -114,18 +114,14 @@ class DecoderOnly:
             Final-normed hidden states [N, H] in the order of ``rows``.
         """
         residual = F.embedding(rows.tokens, self.embed)
-        users, width = rows.ancestors.shape[:2]
+        users = len(rows.ancestors)
         delta: Tensor | None = None
         for index, layer in enumerate(self.layers):
             gen_k, gen_v = cache.generated(index, users)
             own_k, own_v = gen_k.flatten(0, 1), gen_v.flatten(0, 1)
             q = self._attention_input(layer, residual, delta, rows.position, own_k, own_v, rows.slots)
-            if rows.cells is not None:
-                grid = q.new_zeros(users * width, *q.shape[1:])
-                grid[rows.cells] = q
-                q = grid
             mixed = self.ops.beam_attention(
-                q.view(users, width, *q.shape[1:]),
+                rows.to_grid(q),
                 cache.prompt_k[index],
                 cache.prompt_v[index],
                 cache.prompt_start,
@@ -133,10 +129,8 @@ class DecoderOnly:
                 gen_v,
                 rows.ancestors,
                 self.scale,
-            ).flatten(0, 1)
-            if rows.cells is not None:
-                mixed = mixed[rows.cells]
-            delta = self._feed_forward(layer, residual, mixed)
+            )
+            delta = self._feed_forward(layer, residual, rows.from_grid(mixed))
         return self.ops.add_rms_norm(residual, delta, self.norm, self.spec.rms_eps)
 
     def _attention_input(

@@ -135,7 +135,7 @@ class EncoderDecoder:
         return KVCache.allocate(
             tokens,
             users,
-            slots + 1,
+            slots + self.spec.extra_slots,
             layers=self.spec.num_layers,
             kv_heads=self.spec.num_heads,
             head_dim=self.spec.head_dim,
@@ -222,11 +222,12 @@ class EncoderDecoder:
             if first:  # a softmax over one token is that token's value
                 mixed = v
             else:
-                mixed = _listed(own_attention(_grid(q, rows), gen_k, gen_v, rows.ancestors, self._own_bias), rows)
+                own = own_attention(rows.to_grid(q), gen_k, gen_v, rows.ancestors, self._own_bias)
+                mixed = rows.from_grid(own)
             delta = linear(mixed.flatten(1), layer.attention.out)
             x = self.ops.add_rms_norm(residual, delta, layer.cross.norm, eps)
             mixed = self.ops.beam_attention(
-                _grid(linear(x, layer.cross.q).view(-1, *self._heads), rows),
+                rows.to_grid(linear(x, layer.cross.q).view(-1, *self._heads)),
                 cache.prompt_k[index],
                 cache.prompt_v[index],
                 cache.prompt_start,
@@ -235,23 +236,7 @@ class EncoderDecoder:
                 nobody,
                 1.0,
             )
-            delta = linear(_listed(mixed, rows).flatten(1), layer.cross.out)
+            delta = linear(rows.from_grid(mixed).flatten(1), layer.cross.out)
             delta = layer.feed_forward(self.ops.add_rms_norm(residual, delta, layer.feed_forward.norm, eps))
         hidden = self.ops.add_rms_norm(residual, delta, self.decoder.norm, eps)
         return hidden * self.spec.hidden_size**-0.5 if self.spec.scaled_output else hidden
-
-
-def _grid(q: Tensor, rows: Rows) -> Tensor:
-    """Queries [N, H, D] of the rows in the users' grid of rows [U, R, H, D]; cells without a row hold zeros."""
-    users, width = rows.ancestors.shape[:2]
-    if rows.cells is not None:
-        grid = q.new_zeros(users * width, *q.shape[1:])
-        grid[rows.cells] = q
-        q = grid
-    return q.view(users, width, *q.shape[1:])
-
-
-def _listed(grid: Tensor, rows: Rows) -> Tensor:
-    """The inverse of :func:`_grid`."""
-    flat = grid.flatten(0, 1)
-    return flat if rows.cells is None else flat[rows.cells]

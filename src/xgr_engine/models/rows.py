@@ -24,3 +24,17 @@ class Rows:
     slots: Tensor
     ancestors: Tensor
     cells: Tensor | None
+
+    def to_grid(self, values: Tensor) -> Tensor:
+        """What the rows have [N, ...] in the users' grid [U, R, ...]; cells without a row hold zeros."""
+        users, width = self.ancestors.shape[:2]
+        if self.cells is not None:
+            grid = values.new_zeros(users * width, *values.shape[1:])
+            grid[self.cells] = values
+            values = grid
+        return values.view(users, width, *values.shape[1:])
+
+    def from_grid(self, grid: Tensor) -> Tensor:
+        """The inverse of :meth:`to_grid`."""
+        flat = grid.flatten(0, 1)
+        return flat if self.cells is None else flat[self.cells]

@@ -62,6 +62,11 @@ class ModelSpec:
         """Query heads per key-value head (G)."""
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def extra_slots(self) -> int:
+        """Tokens a user whose keys are kept beside the prompt's and the answer's: none."""
+        return 0
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of ``model.safetensors`` and its shape, in the order of the forward pass."""
         hidden, inner = self.hidden_size, self.intermediate_size
@@ -155,6 +160,11 @@ class EncoderDecoderSpec:
     @property
     def group(self) -> int:
         """Query heads per key-value head (G)."""
+        return 1
+
+    @property
+    def extra_slots(self) -> int:
+        """Tokens a user whose keys are kept beside the prompt's and the answer's: the start token."""
         return 1
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:

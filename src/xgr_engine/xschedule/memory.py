@@ -100,8 +100,7 @@ def cost_model(
     kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
     layer = _layer_costs(spec, itemsize, gate_up_rows)
     widths = [min(options.beam, trie.num_nodes(depth)) for depth in range(1, trie.levels + 1)]
-    slots = sum(widths[:-1]) + options.beam * suffix
-    slots += isinstance(spec, EncoderDecoderSpec)  # the start token's
+    slots = sum(widths[:-1]) + options.beam * suffix + spec.extra_slots
     level_codes = max((int(codes.max()) + 1 for codes in trie.codes if len(codes)), default=1)
     rows = [1, *widths[:-1]]
     candidates = sum(_widest(starts, count) for starts, count in zip(trie.child_start, rows, strict=False))
