@@ -21,6 +21,7 @@ from xgr_engine.bench import run as run_module
 from xgr_engine.bench.point import Row
 from xgr_engine.bench.record import read_record
 from xgr_engine.bench.report import page as page_module
+from xgr_engine.errors import UsageError
 
 _NO_ROWS = ("--preset", "static", "--items", "100", "--codes", "16x2", "--users", "1", "--beam", "4")
 _ROW = ("--geometry", "quick", "--items", "200", "--codes", "16x2", "--context", "4", "--users", "1", "--beam", "3")
@@ -150,6 +151,24 @@ def test_a_model_that_does_not_fit_is_left_out_and_the_next_is_measured(
     record = json.loads(capsys.readouterr().out)
     assert {"part": "model qwen3-4b", "reason": "out of memory"} in record["left_out"]
     assert [row["model"] for row in record["rows"]] == ["quick"]
+
+
+def test_rows_are_shown_though_a_later_model_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def weights(geometry: Any, *arguments: Any, make: Any = run_module.random_weights) -> Any:
+        if geometry.name == "qwen3-4b":
+            raise UsageError("--context 9: too long for it")
+        return make(geometry, *arguments)
+
+    monkeypatch.setattr(run_module, "random_weights", weights)
+    sizes = (*_ROW, "--geometry", "quick,qwen3-4b", "--no-ablations", "--baselines", "none", "--json")
+    assert bench(sizes=sizes) == 2
+    shown = capsys.readouterr()
+    record = json.loads(shown.out)
+    assert record["state"] == "failed" and len(record["rows"]) == 1
+    assert record["left_out"][-1] == {"part": "model qwen3-4b", "reason": "--context 9: too long for it"}
+    assert "error: --context 9: too long for it" in shown.err
 
 
 # ---- what happens when they fail ------------------------------------------------------------------------------------

@@ -211,7 +211,13 @@ class _Run:
         options = choose_options(place, wishes(), configured)
         files = {"--html": self.html, "--out": self.out}
         check_places({flag: path for flag, path in files.items() if path is not None}, options)
-        record = run_bench(options, place, BenchCaller(tuple(sys.argv[1:]), self.progress, note, self._keep))
+        caller = BenchCaller(tuple(sys.argv[1:]), self.progress, note, self._keep)
+        try:
+            record = run_bench(options, place, caller)
+        except Exception:
+            if self.record is not None and self.record["rows"]:
+                self._show(self.record)
+            raise
         self._show(record)
         if record["state"] == "failed":
             self.output.error("nothing that was asked for could be measured", why=_first_reason(record))

@@ -151,8 +151,8 @@ def _naming(name: str) -> Iterator[None]:
 def _unfinished(state: str) -> str:
     if state == "done":
         return ""
-    reason = "the run goes on, or died" if state == "running" else "the run was stopped"
-    return f"is no complete result, its state is {state}: {reason}"
+    reasons = {"running": "the run goes on, or died", "failed": "an error ended the run, or it measured nothing"}
+    return f"is no complete result, its state is {state}: {reasons.get(state, 'the run was stopped')}"
 
 
 def _limits(old: Result, new: Result) -> str:
