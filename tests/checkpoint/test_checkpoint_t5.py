@@ -411,3 +411,64 @@ def test_untrained_embedding_under_another_name(tmp_path: Path) -> None:
     embed[12:22] = 0.5
     save_file({**tensors, EMBEDDINGS[2]: embed}, source / "model.safetensors", metadata={"format": "pt"})
     refused(source, "level 2: the embeddings of all 10 semantic-ID tokens are equal")
+
+
+# ---- configs that say two things, or nothing sensible ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": 5}, "architectures must be a list of names, is 5"),
+        ({"architectures": "T5ForConditionalGeneration"}, "architectures must be a list of names"),
+        ({"architectures": [1, 2]}, "architectures must be a list of names"),
+        ({"architectures": [["T5ForConditionalGeneration"]]}, "architectures must be a list of names"),
+        ({"quantization_config": "awq"}, "quantised .[?]"),
+        ({"quantization_config": [1]}, "quantised .[?]"),
+        ({"feed_forward_proj": ["relu"]}, "feed_forward_proj .* is not supported"),
+        ({"feed_forward_proj": {}}, "feed_forward_proj .* is not supported"),
+        # transformers computes what dense_act_fn and is_gated_act say, not what follows from feed_forward_proj
+        ({"dense_act_fn": "silu"}, "dense_act_fn silu does not go with feed_forward_proj relu, which means relu"),
+        ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}, "dense_act_fn gelu .* which means gelu_new"),
+        ({"feed_forward_proj": "gated-gelu", "is_gated_act": False}, "is_gated_act False .* which means True"),
+        ({"feed_forward_proj": None, "is_gated_act": True}, "is_gated_act True does not go with"),
+        ({"dense_act_fn": ["relu"]}, "dense_act_fn .* does not go with"),
+    ],
+)
+def test_values_of_no_sensible_type_and_contradictions(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        spec_of(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dense_act_fn": "relu", "is_gated_act": False},
+        {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True},
+    ],
+)
+def test_activation_as_transformers_saves_it_beside_its_source(changes: dict[str, Any]) -> None:
+    assert spec_of(**changes).gated is changes["is_gated_act"]
+
+
+@pytest.mark.parametrize(("named", "end"), [(1, 1), ([1], 1), ([1, 3], None), (True, None), ("1", None), (None, None)])
+def test_end_token_of_the_config(named: object, end: int | None) -> None:
+    assert parse_hf_config({**CONFIG, "eos_token_id": named}, Path("config.json")).eos_token_id is end
+
+
+@pytest.mark.parametrize(("changes", "kept"), [({}, True), ({"scale_decoder_outputs": True}, False)])
+def test_hint_for_a_missing_head_keeps_the_scale(changes: dict[str, Any], kept: bool, tmp_path: Path) -> None:
+    """transformers 5 ties such a file and does not scale: with tie_word_embeddings true alone, xgr would scale."""
+    source = make_t5(tmp_path / "source", tie_word_embeddings=False, **changes)
+    hint = refused(source, "lm_head.weight is missing").hint
+    assert ("scale_decoder_outputs to false" in hint) is kept
+    edit_config(source, tie_word_embeddings=True, **({"scale_decoder_outputs": False} if kept else {}))
+    spec = converted(source).model.spec
+    assert (spec.tied, spec.scaled_output) == (True, not kept)  # type: ignore[union-attr]
+
+
+def test_verify_says_that_transformers_cannot_load_the_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    source = make_t5(tmp_path / "source", model_type=None)
+    assert "model_type" in refused(source, "transformers cannot load the checkpoint", verify=True).why
+    assert converted(source).status == "written"

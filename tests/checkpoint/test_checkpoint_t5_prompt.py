@@ -18,7 +18,7 @@ from xgr_engine.catalog.vocabulary import load_vocabulary
 from xgr_engine.checkpoint.convert import convert
 from xgr_engine.checkpoint.model_dir import load_model_dir
 from xgr_engine.checkpoint.options import ConvertOptions, ConvertReport
-from xgr_engine.errors import CheckpointError, UsageError
+from xgr_engine.errors import CheckpointError, InputError, UsageError
 
 
 def converted(source: Path, **more: Any) -> ConvertReport:
@@ -186,3 +186,41 @@ def test_published_tiger_from_catalog_to_lists(shared_data: Path, tmp_path: Path
         assert row["user_id"] == user["user_id"] and len(found) == 50
         assert {item for item in expected if expected[item] > min(expected.values()) + 1e-4} <= set(found)
         assert max(abs(score - expected[item]) for item, score in found.items() if item in expected) < 1e-4
+
+
+# ---- offsets and the catalog ----------------------------------------------------------------------------------------
+
+
+def vocabulary_of(folder: Path, *sids: list[int]) -> Any:
+    folder.mkdir(exist_ok=True)
+    (folder / "semantic_ids.json").write_text(json.dumps({str(item): sid for item, sid in enumerate(sids)}))
+    assert run(["build-vocab", str(folder / "semantic_ids.json"), "--out", str(folder / "vocab")]) == 0
+    return load_vocabulary(folder / "vocab")
+
+
+def test_codes_beyond_an_offset_are_told_with_the_offsets(tmp_path: Path) -> None:
+    vocabulary = vocabulary_of(tmp_path / "catalog", [1, 2, 3], [10, 2, 3])
+    options = ConvertOptions(make_t5(tmp_path / "source"), tmp_path / "out", token_offsets=OFFSETS)
+    with pytest.raises(InputError, match="level 1: the model has no token for code 10") as caught:
+        convert(options, vocabulary)
+    assert "by --token-offsets this level's codes go from 0 to 9" in caught.value.why
+    assert "tokenizer" not in caught.value.why and "offsets" in caught.value.hint
+    few = ConvertOptions(tmp_path / "source", tmp_path / "out", token_offsets=OFFSETS[:2])
+    with pytest.raises(InputError, match="SIDs of 3 codes, the model has tokens for 2 levels") as caught:
+        convert(few, vocabulary)
+    assert "one offset a level in --token-offsets" in caught.value.hint
+
+
+def test_an_offset_too_many_brings_a_warning(tmp_path: Path) -> None:
+    vocabulary = vocabulary_of(tmp_path / "catalog", [1, 2, 3], [2, 2, 3])
+    source = make_t5(tmp_path / "source")
+    report = convert(ConvertOptions(source, tmp_path / "four", token_offsets=(*OFFSETS, 30)), vocabulary)
+    assert "--token-offsets names 4 levels, the SIDs of the catalog have 3" in report.warnings[0]
+    assert convert(ConvertOptions(source, tmp_path / "three", token_offsets=OFFSETS), vocabulary).warnings == ()
+
+
+def test_end_token_of_a_tokenizer_that_is_a_code(tmp_path: Path) -> None:
+    source = with_tokenizer(tmp_path / "source", eos="<a_1>")
+    with pytest.raises(CheckpointError, match="is also the token of <a_1>, level 1") as caught:
+        converted(source, token_offsets=None)
+    assert "--end-token" in caught.value.hint and "--token-offsets" not in caught.value.hint

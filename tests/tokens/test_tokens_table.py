@@ -248,3 +248,17 @@ def test_no_tokenizer_and_half_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot read the tokenizer"):
         open_source_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("added", [[1], "x", {"400": None}, {"400": {}}, {"x": {"content": "<a_1>"}}])
+def test_added_tokens_decoder_of_no_sensible_shape_is_named(added: object, tmp_path: Path) -> None:
+    save_tokenizer(byte_level(), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: added_tokens_decoder must give each id"):
+        open_source_tokenizer(tmp_path)
+
+
+def test_null_added_tokens_decoder_is_none(tmp_path: Path) -> None:
+    save_tokenizer(byte_level(), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": None}))
+    assert open_source_tokenizer(tmp_path) is not None

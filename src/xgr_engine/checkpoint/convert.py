@@ -149,7 +149,19 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
     contract = make_score_contract(options.score_suffix, reader, table)
     reserve = table.levels + len(contract.suffix_ids)
     renderer = PromptRenderer(prompt, reader.path if reader else None, table, config.spec.max_context, reserve)
-    return _Parts(config, files, reader, table, prompt, contract, missing_end(options, config, reader, renderer))
+    warnings = (*missing_end(options, config, reader, renderer), *_spare_levels(options, vocabulary))
+    return _Parts(config, files, reader, table, prompt, contract, warnings)
+
+
+def _spare_levels(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> tuple[str, ...]:
+    """A warning if ``--token-offsets`` names levels that no SID of the catalog has."""
+    offsets = options.token_offsets or ()
+    if vocabulary is None or len(offsets) <= vocabulary.trie.levels:
+        return ()
+    return (
+        f"--token-offsets names {len(offsets)} levels, the SIDs of the catalog have {vocabulary.trie.levels}: "
+        "an offset too many also cuts the codes of the level before it short",
+    )
 
 
 def _model_class(spec: AnySpec) -> str:

@@ -66,7 +66,8 @@ def parse_hf_config(config: Mapping[str, Any], path: Path) -> HfConfig:
 def _end_token(config: Mapping[str, Any]) -> int | None:
     named = config.get("eos_token_id")
     ids = named if isinstance(named, list) else [named]
-    return ids[0] if len(ids) == 1 and isinstance(ids[0], int) else None
+    whole = len(ids) == 1 and isinstance(ids[0], int) and not isinstance(ids[0], bool)
+    return ids[0] if whole else None
 
 
 def _decoder_spec(config: Mapping[str, Any], family: str, path: Path) -> ModelSpec:
@@ -110,6 +111,8 @@ def _decoder_spec(config: Mapping[str, Any], family: str, path: Path) -> ModelSp
 
 def _family(config: Mapping[str, Any], path: Path) -> str:
     architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise CheckpointError(f"{path}: architectures must be a list of names, is {architectures!r}")
     name = architectures[0] if architectures else f"(none; model_type {config.get('model_type')!r})"
     if len(architectures) == 1 and name in ARCHITECTURES:
         return ARCHITECTURES[name]
@@ -123,8 +126,8 @@ def _family(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _refuse_quantised_and_experts(config: Mapping[str, Any], path: Path) -> None:
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "?")
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else "?"
         raise CheckpointError(
             f"{path}: the checkpoint is quantised ({method})",
             why="xgr reads float32, bfloat16 and float16 weights",

@@ -19,6 +19,7 @@ _DEFAULTS = {
     "pad_token_id": 0,
 }
 _GATED = {"relu": False, "gated-gelu": True}  # feed_forward_proj -> whether there is a gate
+_ACTIVATION = {"relu": "relu", "gated-gelu": "gelu_new"}  # feed_forward_proj -> dense_act_fn
 # T5's positions are relative and have no end. What a batch may take needs one.
 _UNBOUNDED_CONTEXT = 2048
 
@@ -55,7 +56,7 @@ def parse_t5_spec(config: Mapping[str, Any], path: Path) -> EncoderDecoderSpec:
         rms_eps=positive_number(values, "layer_norm_epsilon", path),
         num_buckets=buckets,
         max_distance=max_distance,
-        gated=_gated(values["feed_forward_proj"], path),
+        gated=_gated(values, path),
         start_token=_start_token(values, vocab_size, path),
         max_context=size("n_positions") if "n_positions" in values else _UNBOUNDED_CONTEXT,
         tied=tied,
@@ -63,13 +64,22 @@ def parse_t5_spec(config: Mapping[str, Any], path: Path) -> EncoderDecoderSpec:
     )
 
 
-def _gated(feed_forward: object, path: Path) -> bool:
-    if feed_forward not in _GATED:
+def _gated(values: Mapping[str, Any], path: Path) -> bool:
+    feed_forward = values["feed_forward_proj"]
+    if not isinstance(feed_forward, str) or feed_forward not in _GATED:
         raise CheckpointError(
             f"{path}: feed_forward_proj {feed_forward} is not supported",
             why=f"xgr computes {' and '.join(_GATED)}, T5's own and that of version 1.1",
         )
-    return _GATED[str(feed_forward)]
+    # transformers saves these two beside it and obeys them where they differ from what follows from it.
+    for key, implied in (("dense_act_fn", _ACTIVATION[feed_forward]), ("is_gated_act", _GATED[feed_forward])):
+        if (said := values.get(key, implied)) != implied:
+            raise CheckpointError(
+                f"{path}: {key} {said} does not go with feed_forward_proj {feed_forward}, which means {implied}",
+                why="transformers would compute the one, other readers of the file the other",
+                hint=f"remove {key}, or mend feed_forward_proj, whichever the model was not trained with",
+            )
+    return _GATED[feed_forward]
 
 
 def _flag(values: Mapping[str, Any], key: str, default: bool, path: Path) -> bool:

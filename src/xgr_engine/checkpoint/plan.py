@@ -18,6 +18,8 @@ _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8}
 _SHOWN = 5
 _HEAD, _EMBED = "head.weight", "embed.weight"
+# transformers 5 ties every T5 and takes false as "do not scale"; true alone would scale the output.
+_KEEP_SCALE = ", and scale_decoder_outputs to false, which is how transformers 5 reads this file"
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def _settle_head(
             raise CheckpointError(
                 f"{source}: {head} is missing, and config.json does not tie it to the embedding",
                 why=f"tie_word_embeddings is false{'' if _is_t5(spec) else ' (or absent, which means false)'}",
-                hint="if the model was trained with tied embeddings, set tie_word_embeddings to true in config.json",
+                hint="if the model was trained with tied embeddings, set tie_word_embeddings to true in config.json"
+                + (_KEEP_SCALE if isinstance(spec, EncoderDecoderSpec) and not spec.scaled_output else ""),
             )
         return spec, [], []
     if not spec.tied:

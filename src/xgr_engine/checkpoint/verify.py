@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xgr_engine.errors import BackendUnavailableError, HistoryError, InputError, XgrError
+from xgr_engine.errors import BackendUnavailableError, CheckpointError, HistoryError, InputError, XgrError
 from xgr_engine.models.spec import EncoderDecoderSpec
 from xgr_engine.tokens.prompt import PromptRenderer
 
@@ -54,6 +54,7 @@ def verify_parity(source: Path, model: ModelDir, prompts_file: Path | None = Non
 
     Raises:
         BackendUnavailableError: transformers is not installed.
+        CheckpointError: transformers cannot load the checkpoint.
         InputError: ``prompts_file`` cannot be used.
         XgrError: the log-probabilities differ by more than ``TOLERANCE``.
     """
@@ -172,7 +173,14 @@ def _reference(source: Path, model: ModelDir) -> Any:
     encodes = isinstance(model.spec, EncoderDecoderSpec)
     kind = library.AutoModelForSeq2SeqLM if encodes else library.AutoModelForCausalLM
     argument = "dtype" if int(library.__version__.split(".")[0]) >= 5 else "torch_dtype"
-    reference = kind.from_pretrained(str(source), local_files_only=True, **{argument: torch.float32})
+    try:
+        reference = kind.from_pretrained(str(source), local_files_only=True, **{argument: torch.float32})
+    except Exception as error:  # whatever its classes raise about a config
+        raise CheckpointError(
+            f"{source}: transformers cannot load the checkpoint",
+            why=str(error),
+            hint="mend config.json so that transformers reads it, or leave --verify out",
+        ) from error
     if not model.spec.tied and reference.config.tie_word_embeddings:
         # The file holds a head of its own beside the flag; transformers drops it, xgr keeps it.
         from xgr_engine.models.loading import load_model

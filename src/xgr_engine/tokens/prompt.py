@@ -110,7 +110,8 @@ def _end_token(prompt: str, end_token: int | None, table: SidTokenTable) -> int:
                 f"prompt {prompt}: the end token {end_token} is also the token of {table.spell(level, code)}, "
                 f"level {level + 1}",
                 why="the model would take the end of the history for an item",
-                hint="check the offsets of --token-offsets, and --end-token",
+                hint="give the right one with --end-token ID"
+                + ("" if table.templates else ", or check the offsets of --token-offsets"),
             )
     return end_token
 

@@ -112,7 +112,8 @@ class SidTokenTable:
         if trie.levels > self.levels:
             raise InputError(
                 f"the catalog has SIDs of {trie.levels} codes, the model has tokens for {self.levels} levels",
-                hint="convert the checkpoint that was trained on this catalog",
+                hint="convert the checkpoint that was trained on this catalog"
+                + ("" if self.templates else ", with one offset a level in --token-offsets"),
             )
         bound = []
         for level, codes in enumerate(trie.codes):
@@ -123,8 +124,13 @@ class SidTokenTable:
                 more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
                 raise InputError(
                     f"level {level + 1}: the model has no token for {shown}{more}",
-                    why="the catalog holds codes that the tokenizer of this checkpoint does not know",
-                    hint="use the catalog the model was trained on, or convert a checkpoint that has these tokens",
+                    why="the catalog holds codes that the tokenizer of this checkpoint does not know"
+                    if self.templates
+                    else f"by --token-offsets this level's codes go from {self.codes[level][0]} to "
+                    f"{self.codes[level][-1]}: up to the next higher offset, or the end of the vocabulary",
+                    hint="use the catalog the model was trained on, or convert a checkpoint that has these tokens"
+                    if self.templates
+                    else "use the catalog the model was trained on, or convert it with the right offsets",
                 )
             bound.append(columns)
         return tuple(bound)

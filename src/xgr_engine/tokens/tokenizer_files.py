@@ -81,15 +81,7 @@ def _check_companions(source: Path, tokenizer: Tokenizer) -> None:
     """``added_tokens.json`` and ``added_tokens_decoder`` may lack tokens (stale copies do), not contradict."""
     for origin, added in (
         ("added_tokens.json", _read_json(source / "added_tokens.json")),
-        (
-            "tokenizer_config.json (added_tokens_decoder)",
-            {
-                entry["content"]: int(number)
-                for number, entry in _read_json(source / "tokenizer_config.json")
-                .get("added_tokens_decoder", {})
-                .items()
-            },
-        ),
+        ("tokenizer_config.json (added_tokens_decoder)", _decoder_tokens(source / "tokenizer_config.json")),
     ):
         for text, number in added.items():
             known = tokenizer.token_to_id(text)
@@ -101,6 +93,19 @@ def _check_companions(source: Path, tokenizer: Tokenizer) -> None:
                     hint="keep the files of the tokenizer the model was trained with; a copy from the base model "
                     "may have stayed behind",
                 )
+
+
+def _decoder_tokens(path: Path) -> dict[str, int]:
+    """Text -> id of ``added_tokens_decoder``, where the file has it."""
+    added = _read_json(path).get("added_tokens_decoder") or {}
+    try:
+        return {entry["content"]: int(number) for number, entry in added.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: added_tokens_decoder must give each id an object with the token's content",
+            why=repr(error),
+            hint="copy the file again, or remove it: tokenizer.json holds the tokens",
+        ) from error
 
 
 def _special_token(source: Path, name: str) -> str | None:
