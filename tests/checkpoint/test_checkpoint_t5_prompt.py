@@ -224,3 +224,11 @@ def test_end_token_of_a_tokenizer_that_is_a_code(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is also the token of <a_1>, level 1") as caught:
         converted(source, token_offsets=None)
     assert "--end-token" in caught.value.hint and "--token-offsets" not in caught.value.hint
+
+
+def test_start_token_that_is_a_code_brings_a_warning(tmp_path: Path) -> None:
+    """Offsets without room for padding and end token are easily taken for those of the model."""
+    source = make_t5(tmp_path / "source")
+    warned = converted(source, token_offsets=(0, 10, 20), out=tmp_path / "a", prompt="sids-only").warnings
+    assert "start token 0 is also the token of code 0, level 1" in warned[-1]
+    assert converted(source, out=tmp_path / "b").warnings == ()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from xgr_engine import __version__
 from xgr_engine.catalog.swap import refuse_foreign, replacement
 from xgr_engine.catalog.trie import ItemTrie
@@ -149,8 +151,9 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
     contract = make_score_contract(options.score_suffix, reader, table)
     reserve = table.levels + len(contract.suffix_ids)
     renderer = PromptRenderer(prompt, reader.path if reader else None, table, config.spec.max_context, reserve)
-    warnings = (*missing_end(options, config, reader, renderer), *_spare_levels(options, vocabulary))
-    return _Parts(config, files, reader, table, prompt, contract, warnings)
+    warnings = [*missing_end(options, config, reader, renderer), *_spare_levels(options, vocabulary)]
+    warnings += _start_that_is_a_code(config.spec, table)
+    return _Parts(config, files, reader, table, prompt, contract, tuple(warnings))
 
 
 def _spare_levels(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> tuple[str, ...]:
@@ -162,6 +165,20 @@ def _spare_levels(options: ConvertOptions, vocabulary: CheckedVocabulary | None)
         f"--token-offsets names {len(offsets)} levels, the SIDs of the catalog have {vocabulary.trie.levels}: "
         "an offset too many also cuts the codes of the level before it short",
     )
+
+
+def _start_that_is_a_code(spec: AnySpec, table: SidTokenTable) -> tuple[str, ...]:
+    """A warning if a decoder begins with the token of a code: offsets that are one too low look like that."""
+    if not isinstance(spec, EncoderDecoderSpec):
+        return ()
+    for level, ids in enumerate(table.token_ids):
+        if len(at := np.flatnonzero(ids == spec.start_token)):
+            code = table.spell(level, int(table.codes[level][at[0]]))
+            return (
+                f"the decoder's start token {spec.start_token} is also the token of {code}, level {level + 1}: "
+                "right only if the model was trained so",
+            )
+    return ()
 
 
 def _model_class(spec: AnySpec) -> str:
