@@ -10,6 +10,7 @@ from bench_support import CPU, TINY, tiny_model, tiny_workload
 
 from xgr_engine.bench import point
 from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableError, RankedSids, make_contender
+from xgr_engine.bench.baselines.hf_weights import named_tensors
 from xgr_engine.bench.choices import BenchWishes, choose_options
 from xgr_engine.bench.foreign.packages import Package
 from xgr_engine.bench.measure import interleaved
@@ -250,3 +251,9 @@ def test_wishes_change_a_preset_and_contradictions_are_refused() -> None:
         with pytest.raises(UsageError):
             choose_options(CPU, wishes)
     assert set(BASELINES) <= set(REGISTRY)
+
+
+def test_bytes_of_a_model_are_those_of_its_tensors() -> None:
+    model = tiny_model()
+    stored = {tensor.data_ptr(): tensor for _, tensor in named_tensors(model)}  # a tied head is the embedding
+    assert model.bytes == sum(tensor.nbytes for tensor in stored.values())

@@ -10,27 +10,25 @@ from torch import Tensor
 
 from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.models.encoder_decoder import EncoderDecoder
-from xgr_engine.models.model import Model
+from xgr_engine.models.loading import AnyModel
 from xgr_engine.models.ops import reference_ops
 
 Part = TypeVar("Part")
 
 
-def float32_model(model: Model) -> DecoderOnly | EncoderDecoder:
+def float32_model(model: AnyModel) -> AnyModel:
     """The model in float32. The embedding is a copy; a layer is copied while it computes."""
     if isinstance(model, EncoderDecoder):
         encoder, decoder = _float32(model.encoder), _float32(model.decoder)
         return EncoderDecoder(model.spec, model.embed.float(), encoder, decoder, reference_ops())
-    model = _known(model)
     embed, norm, layers = model.embed.float(), model.norm.float(), _float32(model.layers)
     return DecoderOnly(model.spec, embed, norm, layers, reference_ops())
 
 
-def same_dtype_model(model: Model) -> DecoderOnly | EncoderDecoder:
+def same_dtype_model(model: AnyModel) -> AnyModel:
     """The model in its own dtype, without the engine's kernels."""
     if isinstance(model, EncoderDecoder):
         return EncoderDecoder(model.spec, model.embed, model.encoder, model.decoder, reference_ops())
-    model = _known(model)
     return DecoderOnly(model.spec, model.embed, model.norm, model.layers, reference_ops())
 
 
@@ -51,9 +49,3 @@ def _float32(part: Part) -> Part:
     elif is_dataclass(part) and not isinstance(part, type):
         converted = replace(part, **{field.name: _float32(getattr(part, field.name)) for field in fields(part)})
     return converted  # type: ignore[no-any-return]
-
-
-def _known(model: Model) -> DecoderOnly:
-    if not isinstance(model, DecoderOnly):
-        raise TypeError(f"unknown kind of model: {type(model).__name__}")
-    return model

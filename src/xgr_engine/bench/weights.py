@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,8 +16,7 @@ from xgr_engine.models.encoder_decoder import (
     SelfAttention,
     Stack,
 )
-from xgr_engine.models.loading import compute_dtype
-from xgr_engine.models.model import Model
+from xgr_engine.models.loading import AnyModel, compute_dtype
 from xgr_engine.models.ops import Ops, choose_ops
 from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec
 
@@ -42,7 +38,7 @@ class _Draws:
         return torch.ones(size, dtype=self._dtype, device=self._device)
 
 
-def random_model(spec: AnySpec, device: torch.device, seed: int, ops: Ops | None = None) -> tuple[Model, Tensor]:
+def random_model(spec: AnySpec, device: torch.device, seed: int, ops: Ops | None = None) -> tuple[AnyModel, Tensor]:
     """A model with weights N(0, 0.02), norms of one, and its output projection [V, H].
 
     The same seed gives the same weights on the same kind of device.
@@ -50,7 +46,7 @@ def random_model(spec: AnySpec, device: torch.device, seed: int, ops: Ops | None
     draw = _Draws(compute_dtype(spec.dtype, device), device, seed)
     embed = draw.normal(spec.vocab_size, spec.hidden_size)
     kernels = ops or choose_ops(device)
-    model: Model
+    model: AnyModel
     if isinstance(spec, EncoderDecoderSpec):
         model = _encoder_decoder(spec, embed, draw, kernels)
     else:
@@ -103,30 +99,3 @@ def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, draw: _Draws, ops:
     encoder = [EncoderLayer(attention(), feed_forward()) for _ in range(spec.num_encoder_layers)]
     decoder = [DecoderLayer(attention(), cross(), feed_forward()) for _ in range(spec.num_layers)]
     return EncoderDecoder(spec, embed, stack(encoder), stack(decoder), ops)
-
-
-def weight_bytes(model: Model, head: Tensor) -> int:
-    """Bytes of all weights; a tied head counts once."""
-    parts: tuple[object, ...]
-    if isinstance(model, EncoderDecoder):
-        parts = (model.encoder, model.decoder)
-    elif isinstance(model, DecoderOnly):
-        parts = (model.norm, model.layers)
-    else:
-        raise TypeError(f"unknown kind of model: {type(model).__name__}")
-    tensors = [model.embed, *_tensors(parts)]
-    if head.data_ptr() != model.embed.data_ptr():
-        tensors.append(head)
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _tensors(part: object) -> Iterable[Tensor]:
-    """All tensors in dataclasses and lists of them."""
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, list | tuple):
-        for one in part:
-            yield from _tensors(one)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _tensors(getattr(part, field.name))

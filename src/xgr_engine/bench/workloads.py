@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,13 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.bench.geometries import Geometry
-from xgr_engine.bench.weights import random_model, weight_bytes
+from xgr_engine.bench.weights import random_model
 from xgr_engine.catalog.trie import ItemTrie, build_trie
 from xgr_engine.catalog.vocabulary import load_vocabulary
 from xgr_engine.checkpoint.model_dir import load_model_dir
 from xgr_engine.errors import UsageError
-from xgr_engine.models.loading import load_model
-from xgr_engine.models.model import Model
+from xgr_engine.models.loading import AnyModel, load_model
 from xgr_engine.models.spec import AnySpec
 from xgr_engine.options import SearchOptions
 from xgr_engine.tokens.table import SidTokenTable
@@ -38,7 +38,7 @@ class BenchModel:
     """
 
     name: str
-    decoder: Model
+    decoder: AnyModel
     head: Tensor
     table: SidTokenTable
     score_suffix: tuple[int, ...] = ()
@@ -58,7 +58,8 @@ class BenchModel:
 
     @property
     def bytes(self) -> int:
-        return weight_bytes(self.decoder, self.head)
+        """Of all weights; a tied head counts once."""
+        return sum(map(math.prod, self.spec.tensor_shapes().values())) * self.decoder.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,10 @@ from xgr_engine.models.encoder_decoder import (
     SelfAttention,
     Stack,
 )
-from xgr_engine.models.model import Model
 from xgr_engine.models.ops import Ops, choose_ops
 from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec
 
+AnyModel = DecoderOnly | EncoderDecoder
 Read = Callable[[str], Tensor]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,7 +41,7 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     ops: Ops | None = None,
-) -> tuple[Model, Tensor]:
+) -> tuple[AnyModel, Tensor]:
     """Read ``model.safetensors`` (names as in :class:`ModelSpec` and :class:`EncoderDecoderSpec`).
 
     Args:
@@ -64,9 +64,12 @@ def load_model(
                 return tensor.to(dtype)
 
             kernels = ops or choose_ops(device)
-            kind = _encoder_decoder if isinstance(spec, EncoderDecoderSpec) else _decoder_only
             embed = read("embed.weight")
-            model = kind(spec, embed, read, kernels)  # type: ignore[arg-type]
+            model: AnyModel
+            if isinstance(spec, EncoderDecoderSpec):
+                model = _encoder_decoder(spec, embed, read, kernels)
+            else:
+                model = _decoder_only(spec, embed, read, kernels)
             head = embed if spec.tied else read("head.weight")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(

@@ -7,48 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.base import NotAvailableError
-from xgr_engine.bench.workloads import BenchModel
 from xgr_engine.models.encoder_decoder import EncoderDecoder, FeedForward, SelfAttention
 from xgr_engine.models.spec import EncoderDecoderSpec
 
 
-def t5_model(model: BenchModel) -> Any:
-    """The same weights as a transformers model; tensors are shared, q, k and v being views.
-
-    Raises:
-        NotAvailableError: the installed transformers has other weights.
-    """
+def t5_model(model: EncoderDecoder, head: Tensor) -> Any:
+    """The same weights as a transformers model; tensors are shared, q, k and v being views."""
     import transformers
 
-    assert isinstance(model.decoder, EncoderDecoder)
     kind = transformers.T5ForConditionalGeneration
-    config = transformers.T5Config(**t5_config_fields(model.decoder.spec))
+    config = transformers.T5Config(**t5_config_fields(model.spec))
     # before version 5 its attention to positions was written out, for any hardware
     config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
     with torch.device("meta"):
         wrapped = kind(config)
-    wrapped.load_state_dict(dict(t5_tensors(model.decoder, model.head)), assign=True, strict=False)
-    finished = ready(wrapped)
+    wrapped.load_state_dict(dict(t5_tensors(model, head)), assign=True, strict=False)
     # generate makes its cache as deep as this says, which is the encoder's depth where nobody corrects it
-    finished.config.num_layers = model.decoder.spec.num_layers
-    finished.generation_config.decoder_start_token_id = model.decoder.spec.start_token
-    return finished
-
-
-def ready(wrapped: Any) -> Any:
-    """A model over tensors that were assigned, checked to have them all, with nothing preset for ``generate``.
-
-    Raises:
-        NotAvailableError: a weight was not assigned.
-    """
-    import transformers
-
-    missing = [name for name, tensor in wrapped.named_parameters() if tensor.is_meta]
-    if missing:
-        raise NotAvailableError(f"transformers {transformers.__version__} has other weights: {', '.join(missing[:5])}")
-    wrapped.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
-    return wrapped.eval()
+    wrapped.config.num_layers = model.spec.num_layers
+    return wrapped
 
 
 def t5_config_fields(spec: EncoderDecoderSpec) -> dict[str, Any]:

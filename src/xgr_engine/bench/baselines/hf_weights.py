@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from xgr_engine.bench.baselines.architecture import decoder_only
-from xgr_engine.bench.baselines.hf_t5 import ready, t5_model
+from xgr_engine.bench.baselines.base import NotAvailableError
+from xgr_engine.bench.baselines.hf_t5 import t5_model
 from xgr_engine.bench.workloads import BenchModel
-from xgr_engine.models.spec import EncoderDecoderSpec, ModelSpec
+from xgr_engine.models.encoder_decoder import EncoderDecoder
+from xgr_engine.models.spec import ModelSpec
 
 _NAMES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 _SHARD_BYTES = 2 << 30  # of a checkpoint's file: the host holds one at a time
@@ -24,7 +26,19 @@ def transformers_model(model: BenchModel) -> Any:
     Raises:
         NotAvailableError: the installed transformers has other weights.
     """
-    return t5_model(model) if isinstance(model.spec, EncoderDecoderSpec) else _decoder_only_model(model)
+    import transformers
+
+    start = None
+    if isinstance(model.decoder, EncoderDecoder):
+        wrapped, start = t5_model(model.decoder, model.head), model.decoder.spec.start_token
+    else:
+        wrapped = _decoder_only_model(model)
+    missing = [name for name, tensor in wrapped.named_parameters() if tensor.is_meta]
+    if missing:
+        raise NotAvailableError(f"transformers {transformers.__version__} has other weights: {', '.join(missing[:5])}")
+    # nothing preset for generate but what a decoder starts with
+    wrapped.generation_config = transformers.GenerationConfig(decoder_start_token_id=start)  # type: ignore[no-untyped-call]
+    return wrapped.eval()
 
 
 def _decoder_only_model(model: BenchModel) -> Any:
@@ -41,7 +55,7 @@ def _decoder_only_model(model: BenchModel) -> Any:
         wrapped.tie_weights()
     # its frequencies are no weights, so they are still on the meta device
     wrapped.model.rotary_emb = type(wrapped.model.rotary_emb)(config=config).to(model.device)
-    return ready(wrapped)
+    return wrapped
 
 
 def config_fields(spec: ModelSpec, installed: str) -> dict[str, Any]:
