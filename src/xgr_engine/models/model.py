@@ -41,7 +41,7 @@ class Model(Protocol):
         ...
 
     def fill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
-        """:meth:`prefill` into a cache that knows the prompts' lengths; waits for nothing, so a graph can hold it."""
+        """:meth:`prefill` into a cache that knows the prompts' lengths. A graph can hold that of a causal model."""
         ...
 
     def decode(self, rows: Rows, cache: KVCache) -> Tensor:

@@ -2,7 +2,8 @@
 
 With several prompts in a batch the launches hide behind the device's work, and their ragged shapes rarely come again;
 those run kernel by kernel. One prompt is rounded up to a few sizes: the tokens behind its end come after it in time,
-so causal attention keeps them from changing anything, and their keys are never read.
+so causal attention keeps them from changing anything, and their keys are never read. An encoder would attend to them:
+its prompts are never padded, and run kernel by kernel.
 """
 
 from __future__ import annotations

@@ -170,11 +170,11 @@ class TrieCallback:
     def __init__(self, workload: Workload) -> None:
         self._children = node_children(workload)
         self._suffix = workload.model.score_suffix
-        self.prompt_length = 0
+        self.before = 0  # tokens of a row in front of the codes
 
     def __call__(self, batch_id: int, sequence: Tensor) -> list[int]:
         """Tokens that may follow. A beam that left the trie (there were too few candidates) may only pad."""
-        path = tuple(sequence[self.prompt_length :].tolist())
+        path = tuple(sequence[self.before :].tolist())
         levels = len(self._children)
         if len(path) >= levels:
             return [self._suffix[len(path) - levels]]
@@ -203,11 +203,11 @@ class CsrConstraint:
             self._token.append(token.to(device))
             self._key.append((key.to(device), order.to(device)))
             self._widest.append(int(start.diff().max()))
-        self.prompt_length = 0
+        self.before = 0  # tokens of a row in front of the codes
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores [rows, V] with everything but the children of each row's node at -inf."""
-        path = input_ids[:, self.prompt_length :]
+        path = input_ids[:, self.before :]
         masked = torch.full_like(scores, -torch.inf)
         depth = path.shape[1]
         if depth >= len(self._start):
@@ -265,9 +265,9 @@ def _make_children(workload: Workload) -> Children:
     return tables
 
 
-def _start(part: Any, prompt_length: int) -> None:
+def _start(part: Any, before: int) -> None:
     for constraint in part if isinstance(part, list) else [part]:
-        constraint.prompt_length = prompt_length
+        constraint.before = before
 
 
 def _ranked(tokens: NDArray[np.int64], scores: NDArray[np.float32], users: int, workload: Workload) -> RankedSids:
