@@ -34,7 +34,10 @@ def random_t5_weights(spec: EncoderDecoderSpec, seed: int, scale: float = 0.3) -
 
 
 def bucket_of(distance: int, both_ways: bool, buckets: int, far: int) -> int:
-    """Whose bias a key ``distance`` tokens after its query has: single distances, then edges in geometric steps."""
+    """Whose bias a key ``distance`` tokens after its query has.
+
+    First single distances, then edges in geometric steps: the k-th at exact * (far / exact) ** (k / steps).
+    """
     first = 0
     if both_ways:
         buckets //= 2

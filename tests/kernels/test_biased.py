@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+from t5_oracle import bucket_of
 
 from xgr_engine.xattention.biased import (
     by_length,
@@ -24,25 +30,6 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 6e-3}
 DTYPES = list(TOLERANCE)
 SIZES = (1, 31, 33, 127)
 FAR = 9  # a small max_distance, so that most distances of these sizes share the last bucket
-
-
-def exact_bucket(distance: int, both_ways: bool, buckets: int, far: int) -> int:
-    """The rule without a logarithm: the k-th edge lies at exact * (far / exact) ** (k / steps), in whole numbers."""
-    first = 0
-    if both_ways:
-        buckets //= 2
-        first = buckets if distance > 0 else 0
-        away = abs(distance)
-    else:
-        away = max(0, -distance)
-    exact = buckets // 2
-    if away < exact:
-        return first + away
-    steps = buckets - exact
-    passed = sum(away**steps * exact**k >= exact**steps * far**k for k in range(1, steps))
-    return first + exact + passed
-
-
 RULES = [(32, 128), (32, 64), (16, 128), (64, 512), (8, 20), (12, 100), (32, 20)]
 
 
@@ -51,7 +38,7 @@ RULES = [(32, 128), (32, 64), (16, 128), (64, 512), (8, 20), (12, 100), (32, 20)
 def test_buckets_follow_the_rule(both_ways: bool, buckets: int, far: int) -> None:
     distance = torch.arange(-600, 601)
     got = distance_bucket(distance, both_ways=both_ways, buckets=buckets, max_distance=far)
-    expected = [exact_bucket(int(d), both_ways, buckets, far) for d in distance]
+    expected = [bucket_of(int(d), both_ways, buckets, far) for d in distance]
     assert got.tolist() == expected
     assert max(expected) == buckets - 1
 
@@ -69,13 +56,13 @@ def test_buckets_are_those_of_transformers(both_ways: bool, buckets: int, far: i
 def test_a_table_knows_every_distance(device: str, buckets: int, far: int) -> None:
     weight = torch.randn(buckets, 3, device=device)
     back = distance_table(weight, both_ways=False, max_distance=far)
-    rows = [exact_bucket(-d, False, buckets, far) for d in range(601)]
+    rows = [bucket_of(-d, False, buckets, far) for d in range(601)]
     assert torch.equal(back[torch.arange(601).clamp_max(len(back) - 1)], weight[rows])
     for longest in (1, 33, 300):
         bias = encoder_bias(distance_table(weight, both_ways=True, max_distance=far), longest)
         assert bias.shape[1] == bias.shape[2] >= longest and bias.shape[1] % 8 == 0
         for query in {0, longest // 2, longest - 1}:
-            rows = [exact_bucket(key - query, True, buckets, far) for key in range(longest)]
+            rows = [bucket_of(key - query, True, buckets, far) for key in range(longest)]
             assert torch.equal(bias[:, query, :longest], weight[rows].T)
 
 
@@ -108,7 +95,7 @@ def every_token_to_every_token(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, 
     out = torch.empty_like(q)
     for head in range(q.shape[1]):
         for at in range(len(q)):
-            rows = [exact_bucket(key - at, True, len(weight), far) for key in range(len(q))]
+            rows = [bucket_of(key - at, True, len(weight), far) for key in range(len(q))]
             out[at, head] = (k[:, head] @ q[at, head] + weight[rows, head]).softmax(0) @ v[:, head]
     return out
 
@@ -173,7 +160,7 @@ def own_path(q: Tensor, gen_k: Tensor, gen_v: Tensor, ancestors: Tensor, weight:
     for user in range(users):
         for row in range(rows):
             path = [slot for slot in ancestors[user, row].tolist() if slot >= 0]
-            bucket = [exact_bucket(place + 1 - len(path), False, len(weight), far) for place in range(len(path))]
+            bucket = [bucket_of(place + 1 - len(path), False, len(weight), far) for place in range(len(path))]
             for head in range(heads):
                 scores = gen_k[user, path, head] @ q[user, row, head] + weight[bucket, head]
                 out[user, row, head] = scores.softmax(0) @ gen_v[user, path, head]
