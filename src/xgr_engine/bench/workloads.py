@@ -30,8 +30,8 @@ class BenchModel:
     """A model on its device, shared by all contenders of a run.
 
     Attributes:
-        decoder: the model without its head, layers as the engine stores them (q, k, v and gate, up stacked by rows, so
-            slices are views).
+        decoder: the model without its head (of a T5 with its encoder), layers as the engine stores them: what it
+            stacks it stacks by rows, so slices are views.
         head: [V, H], the embedding itself where tied.
         table: SID tokens; score_suffix: tokens scored after every SID (empty for random weights).
         fingerprint: of the model directory; None for random weights.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-FAMILIES = ("qwen2", "qwen3", "llama")
+DECODER_ONLY_FAMILIES = ("qwen2", "qwen3", "llama")
 ENCODER_DECODER_FAMILIES = ("t5",)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(DTYPE_BYTES)
@@ -108,7 +108,7 @@ class ModelSpec:
         """
         values = {**value, "rope": RopeSpec(**_checked(RopeSpec, value.get("rope"), "rope"))}
         spec = cls(**_checked(cls, values, "model"))
-        _check_names(spec, FAMILIES, DTYPES)
+        _check_names(spec, DECODER_ONLY_FAMILIES, DTYPES)
         return spec
 
 
@@ -213,7 +213,8 @@ def spec_from_json(value: Mapping[str, Any]) -> AnySpec:
 
 def _check_names(spec: AnySpec, families: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
     if spec.family not in families:
-        raise ValueError(f"model: family {spec.family!r} is none of {', '.join(FAMILIES + ENCODER_DECODER_FAMILIES)}")
+        known = ", ".join(DECODER_ONLY_FAMILIES + ENCODER_DECODER_FAMILIES)
+        raise ValueError(f"model: family {spec.family!r} is none of {known}")
     if spec.dtype not in dtypes:
         raise ValueError(f"model: dtype {spec.dtype!r} is none of {', '.join(dtypes)}")
 
