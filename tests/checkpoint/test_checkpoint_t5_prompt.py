@@ -232,3 +232,21 @@ def test_start_token_that_is_a_code_brings_a_warning(tmp_path: Path) -> None:
     warned = converted(source, token_offsets=(0, 10, 20), out=tmp_path / "a", prompt="sids-only").warnings
     assert "start token 0 is also the token of code 0, level 1" in warned[-1]
     assert converted(source, out=tmp_path / "b").warnings == ()
+
+
+@pytest.mark.parametrize(("start", "end", "codes"), [(0, 31, 9), (30, 31, 8), (31, 29, 7), (0, 1, 10)])
+def test_special_tokens_behind_the_codes_are_no_codes(start: int, end: int, codes: int, tmp_path: Path) -> None:
+    """Some models number the codes first, and padding and end token behind them."""
+    source = make_t5(tmp_path / "source", decoder_start_token_id=start, eos_token_id=end)
+    report = converted(source)
+    assert report.warnings == ()
+    assert [len(level) for level in report.model.table.codes] == [10, 10, codes]
+    assert report.model.renderer().render([[(1, 2, 3)]])[0].token_ids.tolist() == [3, 14, 25, end]
+
+
+def test_end_token_inside_the_last_level_leaves_catalog_codes_without_token(tmp_path: Path) -> None:
+    vocabulary = vocabulary_of(tmp_path / "catalog", [1, 2, 3], [1, 2, 4])
+    options = ConvertOptions(make_t5(tmp_path / "source", eos_token_id=26), tmp_path / "out", token_offsets=OFFSETS)
+    with pytest.raises(InputError, match="level 3: the model has no token for code 4") as caught:
+        convert(options, vocabulary)
+    assert "the end token" in caught.value.why

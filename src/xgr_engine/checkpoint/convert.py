@@ -39,7 +39,7 @@ from xgr_engine.checkpoint.model_dir import (
 )
 from xgr_engine.checkpoint.options import ConvertOptions, ConvertReport
 from xgr_engine.checkpoint.plan import make_plan
-from xgr_engine.checkpoint.prompt_choice import choose_prompt, missing_end
+from xgr_engine.checkpoint.prompt_choice import choose_prompt, chosen_end_token, missing_end
 from xgr_engine.checkpoint.transfer import transfer_weights
 from xgr_engine.checkpoint.verify import ParityReport, verify_parity
 from xgr_engine.errors import CheckpointError, OutputExistsError
@@ -140,7 +140,7 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
     config = parse_hf_config(read_config(options.source), options.source / CONFIG_FILE)
     files = find_weights(options.source, _model_class(config.spec))
     tokenizer = open_source_tokenizer(options.source)
-    table = _table(options, tokenizer, config.spec)
+    table = _table(options, tokenizer, config)
     if options.token_offsets is not None:
         check_level_offsets(options.token_offsets, None if vocabulary is None else vocabulary.trie)
     if vocabulary is not None:
@@ -186,7 +186,8 @@ def _model_class(spec: AnySpec) -> str:
     return "AutoModelForSeq2SeqLM" if isinstance(spec, EncoderDecoderSpec) else "AutoModelForCausalLM"
 
 
-def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, spec: AnySpec) -> SidTokenTable:
+def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, config: HfConfig) -> SidTokenTable:
+    spec = config.spec
     if options.token_offsets is not None:
         named = known_sid_token(tokenizer.tokenizer) if tokenizer is not None else None
         if named is not None:
@@ -196,7 +197,11 @@ def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, spec: Any
                 why="which token stands for which code is computed only where no tokenizer tells it",
                 hint="leave --token-offsets out",
             )
-        return offset_token_table(options.token_offsets, spec.vocab_size)
+        special = []
+        if isinstance(spec, EncoderDecoderSpec):  # a decoder's config may name an end token that means nothing to it
+            end_token = chosen_end_token(options, config, None)
+            special = [spec.start_token, *([] if end_token is None else [end_token])]
+        return offset_token_table(options.token_offsets, spec.vocab_size, special)
     if tokenizer is None:
         raise CheckpointError(
             f"{options.source}: has no tokenizer",

@@ -43,7 +43,7 @@ def choose_prompt(
             why="behind the end token a decoder has nothing more to say",
             hint=f"give --prompt {DECODER_PROMPT} for the history without words",
         )
-    end_token = _end_token(options, config, tokenizer)
+    end_token = chosen_end_token(options, config, tokenizer)
     prompt = make_prompt_spec(choice, tokenizer, table, end_token)
     if options.end_token is not None and not prompt.eos_ids:
         raise UsageError(
@@ -65,7 +65,7 @@ def missing_end(
     if not isinstance(config.spec, EncoderDecoderSpec):
         return ()
     ids = renderer.render([[]])[0].token_ids
-    if len(ids) and ids[-1] == _end_token(options, config, tokenizer):
+    if len(ids) and ids[-1] == chosen_end_token(options, config, tokenizer):
         return ()
     return (
         f"the prompt {renderer.spec.name} does not end with the end token, which T5's tokenizer puts behind every "
@@ -73,7 +73,7 @@ def missing_end(
     )
 
 
-def _end_token(options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None) -> int | None:
+def chosen_end_token(options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None) -> int | None:
     """The user's word, else the tokenizer's, else that of config.json."""
     if options.end_token is not None:
         return options.end_token

@@ -66,11 +66,16 @@ def known_sid_token(tokenizer: Tokenizer) -> str | None:
     )
 
 
-def offset_token_table(offsets: Sequence[int], vocab_size: int) -> SidTokenTable:
+def offset_token_table(offsets: Sequence[int], vocab_size: int, special: Sequence[int] = ()) -> SidTokenTable:
     """Tokens of a checkpoint without tokenizer: ``token = offset + code``.
 
-    A level's codes reach up to the next higher offset, the last one's up to the model's vocabulary, so that the table
-    says what the model has and not what the catalog of today uses.
+    A level's codes reach up to the next higher offset, the last one's up to the first special token behind its offset
+    or the end of the model's vocabulary, so that the table says what the model has and not what the catalog of today
+    uses.
+
+    Args:
+        special: ids that are no codes, such as the end token. Only those behind the highest offset count: in front of
+            it one would leave a hole in a level, which says that offsets or token are wrong.
 
     Raises:
         UsageError: no offset, a negative one, or one outside the model's vocabulary.
@@ -82,7 +87,8 @@ def offset_token_table(offsets: Sequence[int], vocab_size: int) -> SidTokenTable
             raise UsageError(
                 f"--token-offsets: level {number} starts at token {offset}, the model has tokens 0 to {vocab_size - 1}"
             )
-    ends = [min((other for other in offsets if other > offset), default=vocab_size) for offset in offsets]
+    last = min((token for token in special if max(offsets) < token < vocab_size), default=vocab_size)
+    ends = [min((other for other in offsets if other > offset), default=last) for offset in offsets]
     return SidTokenTable.from_levels(
         [range(end - offset) for offset, end in zip(offsets, ends, strict=True)],
         [range(offset, end) for offset, end in zip(offsets, ends, strict=True)],

@@ -127,7 +127,8 @@ class SidTokenTable:
                     why="the catalog holds codes that the tokenizer of this checkpoint does not know"
                     if self.templates
                     else f"by --token-offsets this level's codes go from {self.codes[level][0]} to "
-                    f"{self.codes[level][-1]}: up to the next higher offset, or the end of the vocabulary",
+                    f"{self.codes[level][-1]}: up to the next higher offset, the end token, or the end of the "
+                    "vocabulary",
                     hint="use the catalog the model was trained on, or convert a checkpoint that has these tokens"
                     if self.templates
                     else "use the catalog the model was trained on, or convert it with the right offsets",
