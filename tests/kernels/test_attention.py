@@ -87,6 +87,13 @@ def test_equals_the_reference(device, tiles, lengths, beams, own, kv_heads, grou
     assert call.error(call.run(tiles)) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize(("lengths", "beams"), [((3, 4), 0), ((), 7)])
+def test_no_rows(device, lengths, beams):
+    """A suffix behind a search in which nobody found anything, and a batch of nobody."""
+    call = make(device, torch.float32, lengths, beams, 1, 2, 1, 64)
+    assert call.run(None).shape == (len(lengths), beams, 2, 64)
+
+
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize(("context", "beams", "dim"), [(1000, 333, 64), (4097, 64, 128)])
 def test_long_prompts_and_wide_beams(device, context, beams, dim):

@@ -263,13 +263,13 @@ def beam_attention(
     """
     users, beams, heads, dim = q.shape
     _check(q, prompt_k, prompt_v, gen_k, gen_v, ancestors, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out.numel() == 0:  # a search in which nobody found anything has no rows
+        return out
     if tiles is None:
         tiles = tiles_for(q, prompt_k, prompt_v, gen_k, gen_v)
     elif tiles.hopper and not (tiles.rows == 128 and _hopper_covers(q, prompt_k, prompt_v, gen_k, gen_v)):
         raise UsageError("the Hopper attention kernel does not cover this call", hint="leave the choice of tiles open")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if out.numel() == 0:
-        return out
     lines, splits = users * beams * heads, tiles.splits
     target, state = out, out
     if splits > 1:
