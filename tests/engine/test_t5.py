@@ -179,6 +179,14 @@ def test_a_list_does_not_depend_on_the_batch(t5: TinyT5) -> None:
             same_ranking(answer, [(item, (), score) for item, score in alone[user]], tolerance=1e-5)
 
 
+def test_a_pack_with_a_shared_beginning_is_refused(t5: TinyT5) -> None:
+    """What an encoder makes of a beginning depends on what follows it."""
+    pack = PackedPrompts.of(random_prompts(3, [7]) * 2, t5.model.device)
+    assert pack.prefix == 6
+    with pytest.raises(ValueError, match="share=False"):
+        t5.model.prefill(pack, t5.model.new_cache(pack.cache_tokens, 2, 1))
+
+
 def test_bits_do_not_change_from_run_to_run(t5: TinyT5) -> None:
     catalog = TinyCatalog.of([(a, b) for a in range(6) for b in range(6)])
     prompts = random_prompts(9, [3, 17, 40, 1, 8])

@@ -151,8 +151,13 @@ class EncoderDecoder:
 
         Returns:
             The decoder's output for each user's start token [U, H], ready for the head.
+
+        Raises:
+            ValueError: the pack shares a beginning.
         """
-        cache.begin(pack.lengths, pack.prefix)
+        if pack.prefix:
+            raise ValueError("an encoder shares nothing between prompts: PackedPrompts.of(..., share=False)")
+        cache.begin(pack.lengths, 0)
         return self.fill(pack, cache)
 
     def fill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
