@@ -166,7 +166,7 @@ def _reference(source: Path, model: ModelDir) -> Any:
         import transformers
     except ImportError as error:
         raise BackendUnavailableError(
-            "--verify compares with transformers, which is not installed", hint="pip install 'xgr[hf]'"
+            "--verify compares with transformers, which is not installed", hint="pip install transformers"
         ) from error
     library: Any = transformers  # typed in part only
     library.utils.logging.disable_progress_bar()

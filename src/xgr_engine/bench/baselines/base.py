@@ -128,8 +128,8 @@ _HERE = "xgr_engine.bench.baselines"
 # The last part of the table holds engine variants that only the ablations run.
 REGISTRY: dict[str, Entry] = {
     "xgr": Entry(f"{_HERE}.engine", "Xgr"),
-    "hf": Entry(f"{_HERE}.hf", "HuggingFace", "pip install 'xgr[hf]'"),
-    "hf-fast": Entry(f"{_HERE}.hf", "HuggingFaceFast", "pip install 'xgr[hf]'"),
+    "hf": Entry(f"{_HERE}.hf", "HuggingFace", "pip install transformers"),
+    "hf-fast": Entry(f"{_HERE}.hf", "HuggingFaceFast", "pip install transformers"),
     "paged": Entry(f"{_HERE}.paged", "Paged"),
     "paper": Entry(f"{_HERE}.paper", "Paper"),
     "cascade": Entry(f"{_HERE}.cascade", "Cascade", "pip install flashinfer-python"),

@@ -44,7 +44,7 @@ class HuggingFace(OneAtATime):
     def available(self, workload: Workload) -> str | None:
         """transformers is installed, and beam search without an end token can express the catalog."""
         if version("transformers") is None:
-            return "transformers is not installed: pip install 'xgr[hf]'"
+            return "transformers is not installed: pip install transformers"
         if workload.search.score_over != "vocab":
             return "generate scores over the whole vocabulary only: use --score-over vocab"
         if not workload.catalog.uniform:
