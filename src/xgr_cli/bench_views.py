@@ -8,6 +8,7 @@ from typing import Any
 
 from xgr_cli.output import PLAIN_WIDTH, Output, show
 from xgr_engine.bench.compare import MISSING
+from xgr_engine.bench.record_entries import MIN_SAMPLES
 from xgr_engine.bench.report.tables import Table, part_tables, row_table
 
 Record = dict[str, Any]
@@ -31,7 +32,7 @@ def show_bench(out: Output, record: Record) -> None:
     out.fields(facts, title="Benchmark" + (f", preset {record['preset']}" if record["preset"] else ""))
     out.print("")
     for row in record["rows"]:
-        _show_table(out, row_table(row))
+        _show_table(out, row_table(row, ceilings))
     for table in part_tables(record):
         _show_table(out, table)
 
@@ -77,7 +78,7 @@ def show_comparison(out: Output, comparison: Record) -> None:
             show(row["before"]),
             show(row["after"]),
             "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
-            "WORSE" if row["regression"] else "",
+            "WORSE" if row["regression"] else "not counted" if row["not_counted"] else "",
         ]
         for row in comparison["rows"]
     ]
@@ -90,4 +91,6 @@ def show_comparison(out: Output, comparison: Record) -> None:
     if any(row["after"] == MISSING for row in comparison["rows"]):
         for text in comparison["left_out"]:
             out.print(f"not run after: {text}")
+    if few := len(comparison["not_counted"]):
+        out.print(f"{few} figure(s) got worse, but come of fewer than {MIN_SAMPLES} samples: not counted")
     out.print(f"{len(comparison['regressions'])} regression(s)")

@@ -9,21 +9,26 @@ from xgr_cli.output import Output, show
 from xgr_engine.progress import NoProgress, ProgressSink
 
 
-def make_progress(output: Output, log_every: float = 60.0) -> ProgressSink:
-    """The sink that suits the terminal: bar, plain lines, or nothing with ``-q``."""
+def make_progress(output: Output, log_every: float = 60.0, *, with_rate: bool = True) -> ProgressSink:
+    """The sink that suits the terminal: bar, plain lines, or nothing with ``-q``.
+
+    Args:
+        with_rate: say how many pieces a second; without where pieces are so unlike that it means nothing.
+    """
     if output.quiet:
         return NoProgress()
     if output.interactive:
-        return BarProgress(output)
-    return LineProgress(output, log_every)
+        return BarProgress(output, with_rate=with_rate)
+    return LineProgress(output, log_every, with_rate=with_rate)
 
 
 class LineProgress:
     """Lines such as ``1,200 of 4,533 users (26 %), 35.1 users/s, 95 s left``. For logs, pipes and CI."""
 
-    def __init__(self, output: Output, log_every: float) -> None:
+    def __init__(self, output: Output, log_every: float, *, with_rate: bool = True) -> None:
         self._output = output
         self._log_every = log_every
+        self._with_rate = with_rate
         self._total = 0
         self._unit = ""
         self._done = 0
@@ -45,7 +50,7 @@ class LineProgress:
         of_total = f" of {self._total:,}" if self._total else ""
         share = f" ({self._done / self._total:.0%})" if self._total else ""
         left = f", {(self._total - self._done) / rate:,.0f} s left" if self._total and rate else ""
-        self._output.note(f"{self._done:,}{of_total} {self._unit}{share}, {show(rate)} {self._unit}/s{left}", **info)
+        self._output.note(f"{self._done:,}{of_total} {self._unit}{share}{self._rate(rate)}{left}", **info)
 
     def finish(self) -> None:
         if not self._running:
@@ -54,14 +59,18 @@ class LineProgress:
         seconds = time.monotonic() - self._started
         rate = self._done / max(seconds, 1e-9)
         unit = self._unit.removesuffix("s") if self._done == 1 else self._unit
-        self._output.note(f"{self._done:,} {unit} in {seconds:,.1f} s, {show(rate)} {self._unit}/s")
+        self._output.note(f"{self._done:,} {unit} in {seconds:,.1f} s{self._rate(rate)}")
+
+    def _rate(self, rate: float) -> str:
+        return f", {show(rate)} {self._unit}/s" if self._with_rate else ""
 
 
 class BarProgress:
     """A bar that leaves nothing behind."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, *, with_rate: bool = True) -> None:
         self._output = output
+        self._with_rate = with_rate
         self._bar: Any = None
         self._task: Any = None
         self._unit = ""
@@ -88,7 +97,7 @@ class BarProgress:
         if self._bar is None:
             return
         speed = self._bar.tasks[0].speed
-        rate = f"{show(float(speed))} {self._unit}/s" if speed else ""
+        rate = f"{show(float(speed))} {self._unit}/s" if speed and self._with_rate else ""
         shown = "  ".join(f"{name} {show(value)}" for name, value in info.items())
         self._bar.update(self._task, advance=n, rate=rate, info=shown)
 

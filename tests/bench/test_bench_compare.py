@@ -15,11 +15,13 @@ import pytest
 from bench_support import CPU
 from job_support import make_model, make_vocabulary
 
+from xgr_cli.bench_views import show_comparison
+from xgr_cli.output import Output
 from xgr_engine.bench.choices import BenchWishes, choose_options
-from xgr_engine.bench.compare import compare_files, compare_records
+from xgr_engine.bench.compare import compare_files, compare_records, parse_share
 from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.run import BenchCaller, run_bench
-from xgr_engine.errors import InputError
+from xgr_engine.errors import InputError, UsageError
 
 Record = dict[str, Any]
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -40,6 +42,18 @@ def _contender(name: str, ms: float) -> Record:
         "host_own_bytes": 5_000_000,
         "parity": {"marks": []},
     }
+
+
+def _of_samples(record: Record, count: int, factor: float = 1.0) -> Record:
+    """``record`` with so many samples in its first entry, which is slower by the factor."""
+    record = copy.deepcopy(record)
+    one = record["rows"][0]["contenders"][0]
+    one["latency_ms"] |= {"samples": count, "p50": _estimate(10.0 * factor)}
+    one |= {"users_per_s": _estimate(200 / factor), "users_per_s_from": "median latency"}
+    if count == 1:
+        for estimate in (one["latency_ms"]["p50"], one["users_per_s"]):
+            estimate |= dict.fromkeys(("low", "high"), estimate["value"])
+    return record
 
 
 def _row(beam: int) -> Record:
@@ -178,6 +192,52 @@ def test_a_figure_that_is_gone_is_a_regression(record: Record, value: float | No
     assert _worse(record, after) == [("quick, 16 x 2 x W 8", "xgr", "users/s", None)]
     after["rows"][0]["contenders"][0]["users_per_s"] = None
     assert _worse(record, after) == [("quick, 16 x 2 x W 8", "xgr", "users/s", None)]
+
+
+@pytest.mark.parametrize("few", [1, 2])
+def test_a_figure_of_too_few_samples_is_shown_and_not_counted(
+    record: Record, few: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["latency p50, ms", "users/s"]
+    for before, after in ((few, few), (few, 3), (3, few)):
+        pair = _of_samples(record, before), _of_samples(record, after, 1.2)
+        compared = compare_records(*pair, LIMIT)
+        assert compared["regressions"] == []
+        assert [line["figure"] for line in compared["not_counted"]] == names
+        assert compare_records(*pair, None)["not_counted"] == []
+    monkeypatch.setenv("COLUMNS", "200")
+    show_comparison(Output(), compared)
+    text = capsys.readouterr().out
+    assert "not counted" in text and "2 figure(s) got worse, but come of fewer than 3 samples" in text
+    assert "WORSE" not in text and "0 regression(s)" in text
+    enough = compare_records(_of_samples(record, 3), _of_samples(record, 3, 1.2), LIMIT)
+    assert [line["figure"] for line in enough["regressions"]] == names and enough["not_counted"] == []
+
+
+def test_the_rate_of_batches_in_flight_has_rounds_of_its_own(record: Record) -> None:
+    before, after = _of_samples(record, 2), _of_samples(record, 2, 1.2)
+    for one in (before, after):
+        one["rows"][0]["contenders"][0]["users_per_s_from"] = "batches in flight"
+    assert [figure for _, _, figure, _ in _worse(before, after)] == ["users/s"]
+    after["rows"][0]["contenders"][0]["users_per_s"] |= {"low": 1.0, "high": 1.0, "value": 1.0}  # of one round
+    assert _worse(before, after) == []
+
+
+def test_warnings_of_both_runs_are_repeated(record: Record) -> None:
+    before = record | {"warnings": ["other programs kept 0.5 of 2 CPU cores busy"]}
+    after = record | {"warnings": ["the GPU lowered its clocks: heat"]}
+    assert compare_records(before, after, LIMIT, ("a.json", "b.json"))["warnings"] == [
+        "a.json: other programs kept 0.5 of 2 CPU cores busy",
+        "b.json: the GPU lowered its clocks: heat",
+    ]
+
+
+@pytest.mark.parametrize("text", ["5", "1", "1.0", "500"])
+def test_a_share_of_one_or_more_needs_the_percent_sign(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--fail-over {text}: would be {float(text):.0%}") as raised:
+        parse_share(text)
+    assert "5%" in raised.value.hint and "0.05" in raised.value.hint
+    assert (parse_share("150%"), parse_share("0.99"), parse_share("0")) == (1.5, 0.99, 0.0)
 
 
 def test_memory_is_compared_without_a_gpu(record: Record) -> None:
@@ -344,6 +404,8 @@ def _put(record: Record, place: str, value: object) -> Record:
         ("subject", "model", "subject must be an object"),
         ("constraint.sizes.0", None, "constraint.sizes[0] must be an object"),
         ("left_out", [1], "left_out[0] must be an object"),
+        ("warnings", [1], "warnings[0] must be a text"),
+        ("rows.0.contenders.1.latency_ms.samples", "3", "latency_ms.samples must be a whole number"),
         ("state", 1, "state must be a text"),
     ],
 )
@@ -370,6 +432,31 @@ def test_files_that_are_no_records_are_refused(record: Record, tmp_path: Path) -
     for place in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
         with pytest.raises(InputError, match="is no regular file"):
             read_record(place)
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "why"),
+    [
+        (None, "there is no such file", ""),
+        (b"", "is not the result of a benchmark", "it is empty"),
+        (b"{\n  x", "is not the result of a benchmark", "it is no JSON: line 2, column 3"),
+        (b"PAR1\xff\xfe", "is not the result of a benchmark", "it is no text in UTF-8, so no JSON"),
+        (b"[" * 100_000, "is not the result of a benchmark", "its JSON is nested too deeply"),
+        (b'{"kind": "manifest"}', "is not the result of a benchmark", 'its kind is "manifest", not bench'),
+        (b"[1]", "is not the result of a benchmark", "it names no kind of result"),
+        (b"9" * 5000, "is not the result of a benchmark", "it holds a number of too many digits"),
+    ],
+    ids=["missing", "empty", "text", "binary", "deep", "manifest", "list", "digits"],
+)
+def test_what_is_no_record_is_refused_in_words(tmp_path: Path, content: bytes | None, what: str, why: str) -> None:
+    """Not in those of the system or of a codec."""
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as raised:
+        read_record(path)
+    assert (raised.value.what, raised.value.why) == (f"{path}: {what}", why)
+    assert "xgr bench wrote with --out" in raised.value.hint
 
 
 def test_exit_codes_tell_a_regression_from_damaged_input(record: Record, tmp_path: Path) -> None:

@@ -21,19 +21,37 @@ import torch
 
 from xgr_cli.bench_views import show_bench
 from xgr_cli.output import Output, show
+from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.compare import compare_files, compare_records, parse_share
+from xgr_engine.bench.machine import Ceilings
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.report.page import page
-from xgr_engine.bench.report.svg import Axes, Series, line_chart, log_ticks, number, ticks
-from xgr_engine.bench.report.tables import claims_table, constraint_table, shape_of
+from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, log_ticks, number, roofline, ticks
+from xgr_engine.bench.report.tables import claims_table, constraint_table, online_table, row_table, shape_of
 from xgr_engine.bench.run import Bench, BenchCaller, run_bench
 from xgr_engine.errors import InputError, UsageError
 
 Record = dict[str, Any]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH (Debian: apt install chromium)")
+
+
+TINY = BenchOptions(
+    geometries=("quick",),
+    items=500,
+    codes=40,
+    levels=3,
+    contexts=(8,),
+    users=(1,),
+    beams=(4,),
+    baselines=(),
+    ablations=False,
+    attention=False,
+    timeline=False,
+    budget_s=0.01,
+)
 
 
 @functools.cache
@@ -254,10 +272,72 @@ def test_higher_figures_are_drawn_higher() -> None:
     assert line_chart([], Axes("x", "y"), "label").startswith("<p")
 
 
+def _places(svg: str, pattern: str) -> list[float]:
+    return [float(place) for place in re.findall(pattern, svg)]
+
+
+@pytest.mark.parametrize("highest", [0.01, 0.9, 5.0, 5000.0])
+def test_no_point_is_drawn_over_the_roofs_label(highest: float) -> None:
+    points = [("xgr", 10.0 * step, highest / step, 0) for step in (1, 2, 4)]
+    svg = roofline(points, 1.0, 0.02, "label", "1 TFLOP/s measured")
+    (label,) = _places(svg, r'y="([\d.]+)" text-anchor="end">1 TFLOP/s measured')
+    assert 10 <= label < min(_places(svg, r'cy="([\d.]+)"')) - 5  # the radius; an ascender is less than 10
+
+
+@pytest.mark.parametrize("value", [0.5, 0.9, 0.98, 1.0, 1.02, 3.0])
+def test_the_line_at_one_crosses_no_text(value: float) -> None:
+    svg = bar_chart([("a", value, f"{value:.2f} (wrong)"), ("b", 2.0, "2.00")], "label", one=1.0)
+    (mark,) = _places(svg, r'class="mark" x1="([\d.]+)"')
+    texts = _places(svg, r'<text x="([\d.]+)" y="\d+">')
+    assert len(texts) == 2 and min(texts) >= mark + 5
+
+
+# ---- disturbed ceilings ---------------------------------------------------------------------------------------------
+
+
+def test_rows_above_a_ceiling_are_warned_of(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
+    record["ceilings"] |= {"tflops": 1e6, "tbs": 1e6}
+    assert exceeded(record["ceilings"], record["rows"]) == []
+    row_table(record["rows"][0], record["ceilings"])
+    assert "shares of it mean nothing" not in page(record) and "no ceilings" not in page(record)
+    record["rows"][0]["contenders"][0]["tflops"] = 2e6
+    (text,) = exceeded(record["ceilings"], record["rows"])
+    assert text.startswith("the measured ceiling of 1e+06 TFLOP/s is none, xgr reached up to 2e+06: ")
+    assert "was disturbed; shares of it mean nothing" in text
+    assert text in row_table(record["rows"][0], record["ceilings"]).notes
+    assert text not in row_table(record["rows"][1], record["ceilings"]).notes
+    assert text in page(record) and "measured, and exceeded: no ceilings" in page(record)
+    record["warnings"] = []
+    show_bench(Output(), record)
+    assert "shares of it mean nothing" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_with_disturbed_ceilings_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    low = Ceilings(tflops=1e-9, tbs=1e-9, matmul="product", copy="copy")
+    monkeypatch.setattr("xgr_engine.bench.run.measure_ceilings", lambda *_: low)
+    record = run_bench(TINY, torch.device("cpu"), BenchCaller())
+    flops, data = (text for text in record["warnings"] if "mean nothing" in text)
+    assert "1e-09 TFLOP/s is none, xgr reached" in flops and "1e-09 TB/s is none, xgr reached" in data
+
+
+def test_a_record_says_in_which_dtype_it_ran(record: Record) -> None:
+    assert BenchOptions().dtype == "bfloat16"
+    assert record["options"]["dtype"] == record["rows"][0]["dtype"] == "float32"
+
+
+def test_contenders_that_were_not_asked_online_are_named(record: Record) -> None:
+    options = record["options"] | {"preset": "quick"}
+    assert "not asked online in preset quick: paged, vllm" in online_table(record["online"], options).notes
+    assert "not asked online: paged, vllm" in page(record)
+    options["online_contenders"] = ["xgr", "paged", "vllm"]
+    assert not [note for note in online_table(record["online"], options).notes if "not asked" in note]
+
+
 # ---- comparison -----------------------------------------------------------------------------------------------------
 
 
 def _slower(record: Record, factor: float) -> Record:
+    record["rows"][0]["contenders"][0]["latency_ms"]["samples"] = 3  # else no figure is a regression
     changed = copy.deepcopy(record)
     for figure in ("latency_ms",):
         p50 = changed["rows"][0]["contenders"][0][figure]["p50"]

@@ -43,6 +43,15 @@ def test_one_is_no_plural(clock: list[float], capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "1 row in 2.0 s, 0.5 rows/s\n"
 
 
+def test_pieces_that_are_unlike_have_no_rate(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    sink = make_progress(Output(), 10, with_rate=False)
+    sink.start(4, "rows")
+    clock[0] = 20.0
+    sink.advance(1)
+    sink.finish()
+    assert capsys.readouterr().err.splitlines() == ["1 of 4 rows (25%), 60 s left", "1 row in 20.0 s"]
+
+
 def test_lines_tell_done_rate_and_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     sink = LineProgress(Output(), log_every=10)
     sink.start(4000, "users")

@@ -133,7 +133,11 @@ def bench(
     ] = None,
     fail_over: Annotated[
         str | None,
-        option("--fail-over", help="with compare: exit 1 where something got worse by more than this", panel=_COMPARE),
+        option(
+            "--fail-over",
+            help="with compare: exit 1 where something got worse by more than this: 5% or 0.05",
+            panel=_COMPARE,
+        ),
     ] = None,
     log_every: LogEvery = 60.0,
 ) -> int | None:
@@ -172,7 +176,7 @@ def bench(
             seed=seed,
         )
 
-    run = _Run(output, html, out, make_progress(output, log_every))
+    run = _Run(output, html, out, make_progress(output, log_every, with_rate=False))
     with stop_on_signals(output, _GRACE_S, "what was measured is kept", _PATIENCE_S) as stop:
         try:
             return run.measure(wishes, configured, device, threads, stop)

@@ -19,7 +19,7 @@ MISSING = "missing"  # the status of what has no entry any more
 
 
 def parse_share(text: str) -> float:
-    """``5%`` or ``0.05`` as a share.
+    """``5%`` or ``0.05`` as a share; one of 100 % or more needs the sign, as ``5`` is meant as 5 %.
 
     Raises:
         UsageError: anything else.
@@ -27,7 +27,14 @@ def parse_share(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
     if not found:
         raise UsageError(f"--fail-over {text}: must be a share such as 5% or 0.05")
-    return float(found.group(1)) / (100 if found.group(2) else 1)
+    number, sign = float(found.group(1)), found.group(2)
+    if number >= 1 and not sign:
+        raise UsageError(
+            f"--fail-over {text}: would be {number:.0%}",
+            why="a number without % is a share, and must be below 1",
+            hint="give percent with the sign, such as 5%, or a share, such as 0.05",
+        )
+    return number / 100 if sign else number
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Result:
         name: the file.
         request: what the run was asked for (:func:`request_of`).
         unfinished: what its record says where the run did not end by itself.
+        warnings: that the run gave about its own figures.
         left_out: ``part: reason`` of everything that was not measured.
         slo_ms: limit of the online mode.
     """
@@ -47,6 +55,7 @@ class Result:
     entries: dict[tuple[Any, ...], Entry]
     request: dict[str, list[Any]]
     unfinished: str
+    warnings: list[str]
     left_out: list[str]
     slo_ms: float | None
 
@@ -71,8 +80,8 @@ def compare_records(
 
     Args:
         limit: share beyond which a figure that got worse is a regression; where it has an interval, the intervals of
-            both runs must lie apart as well. What ran before and was asked for again, but has no figures now, is a
-            regression. None: nothing is.
+            both runs must lie apart as well, and one of too few samples is ``not_counted`` instead. What ran before and
+            was asked for again, but has no figures now, is a regression. None: nothing is.
         names: of the records, for messages.
 
     Raises:
@@ -80,6 +89,7 @@ def compare_records(
     """
     old, new = _read_both(before, after, names)
     warnings = [f"{one.name}: {one.unfinished}" for one in (old, new) if one.unfinished]
+    warnings += [f"{one.name}: {text}" for one in (old, new) for text in one.warnings]
     if old.slo_ms != new.slo_ms:
         with_rates = any(key[0] == "online" for one in (old, new) for key in one.entries)
         warnings += [f"online rates are not compared: {_limits(old, new)}"] if with_rates else []
@@ -102,6 +112,7 @@ def compare_records(
         "only_after": [entry.title for key, entry in new.entries.items() if key not in old.entries],
         "left_out": new.left_out,
         "regressions": [line for line in lines if line["regression"]],
+        "not_counted": [line for line in lines if line["not_counted"]],
     }
 
 
@@ -130,6 +141,7 @@ def _read(name: str, record: Field, subject: Subject | None) -> Result:
             entries_of(record, subject),
             request_of(record, subject),
             _unfinished(record.at("state").text()),
+            [text.text() for text in record.at("warnings").entries()] if record.has("warnings") else [],
             left_out,
             record.at("options", "slo_ms").number(),
         )
@@ -190,7 +202,8 @@ def _compare_entries(old: Entry, new: Entry, limit: float | None) -> list[Record
         first, second = old.figures[name], new.figures[name]
         if first.value is not None or second.value is not None:
             worse = limit is not None and _is_worse(first, second, limit)
-            lines.append(_line(old, name, first.value, second.value, worse))
+            few = worse and second.value is not None and (first.few_samples or second.few_samples)
+            lines.append(_line(old, name, first.value, second.value, worse and not few, not_counted=few))
     return lines
 
 
@@ -205,7 +218,7 @@ def _is_worse(old: Figure, new: Figure, limit: float) -> bool:
     return new.value - old.value > max(limit * old.value, old.slack) and new.low > old.high
 
 
-def _line(entry: Entry, figure: str, before: Any, after: Any, worse: bool) -> Record:
+def _line(entry: Entry, figure: str, before: Any, after: Any, worse: bool, *, not_counted: bool = False) -> Record:
     ratio = after / before if before and after is not None and not isinstance(before, str) else None
     line = {"row": entry.title, "contender": entry.contender, "figure": figure, "before": before, "after": after}
-    return {**line, "ratio": ratio, "regression": worse}
+    return {**line, "ratio": ratio, "regression": worse, "not_counted": not_counted}

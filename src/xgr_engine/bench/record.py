@@ -11,6 +11,7 @@ from xgr_engine.files import write_text
 
 KIND = "bench"
 SCHEMA_VERSION = 1
+_HINT = "give files that xgr bench wrote with --out, or printed with --json"
 
 
 def write_record(path: Path, record: Any) -> None:
@@ -27,13 +28,35 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise InputError(f"{path}: is no regular file", hint="give files of xgr bench --json or --out")
+            raise InputError(f"{path}: is no regular file", hint=_HINT)
         record = json.loads(path.read_text(encoding="utf-8-sig"))  # editors of some systems put a byte order mark
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as the result of a benchmark", why=str(error)) from error
+        raise _unreadable(path, error) from error
     if not isinstance(record, dict) or record.get("kind") != KIND:
-        raise InputError(f"{path}: is not the result of a benchmark", hint="give files of xgr bench --json or --out")
+        found = record.get("kind") if isinstance(record, dict) else None
+        why = f"its kind is {json.dumps(found)[:40]}, not {KIND}" if found is not None else "it names no kind of result"
+        raise InputError(f"{path}: is not the result of a benchmark", why=why, hint=_HINT)
     version = record.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:  # true == 1
-        raise InputError(f"{path}: has schema version {json.dumps(version)[:40]}, this xgr reads {SCHEMA_VERSION}")
+        raise InputError(
+            f"{path}: has schema version {json.dumps(version)[:40]}, this xgr reads {SCHEMA_VERSION}",
+            hint="measure again with this xgr, or compare with the one that wrote the file",
+        )
     return record
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    """Why there is no record, in words rather than the system's or a codec's."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return InputError(f"{path}: there is no such file", hint=_HINT)
+    if isinstance(error, OSError):
+        return InputError(f"{path}: cannot be read", why=error.strerror or type(error).__name__, hint=_HINT)
+    if isinstance(error, json.JSONDecodeError):
+        why = f"it is no JSON: line {error.lineno}, column {error.colno}" if error.doc.strip() else "it is empty"
+    elif isinstance(error, RecursionError):
+        why = "its JSON is nested too deeply"
+    elif isinstance(error, UnicodeDecodeError):
+        why = "it is no text in UTF-8, so no JSON"
+    else:
+        why = "it holds a number of too many digits"
+    return InputError(f"{path}: is not the result of a benchmark", why=why, hint=_HINT)

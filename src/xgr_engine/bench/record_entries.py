@@ -14,6 +14,7 @@ _TEXTS, _NUMBERS = ("dtype", "score_over", "prompts"), ("items", "context", "use
 _SETTINGS = ("items", "codes", "levels", "score_over", "shared_prefix", "top_k", "inputs", "catalog", "gpu")
 # Resident memory of two runs of the same code differs by some MB: by what the allocator has at hand.
 _HOST_NOISE = 16 * 2**20
+MIN_SAMPLES = 3  # with fewer, an interval says nothing about what another run would find
 _CLAMPED_MS = 1e-6  # what a difference of times that came out negative was once recorded as
 
 
@@ -26,6 +27,7 @@ class Figure:
         low, high: its interval; :meth:`exact`: a figure without one.
         slack: a difference up to this is none.
         derived: made of others, which are compared as well; it may be absent.
+        few_samples: fewer than ``MIN_SAMPLES``, so that getting worse is no regression.
     """
 
     value: float | None
@@ -34,6 +36,7 @@ class Figure:
     more_is_better: bool = False
     slack: float = 0.0
     derived: bool = False
+    few_samples: bool = False
 
     @classmethod
     def exact(cls, value: float | None, **more: Any) -> Figure:
@@ -160,9 +163,12 @@ def _row_figures(one: Field, *, on_gpu: bool) -> dict[str, Figure]:
         memory = {"device memory, bytes": Figure.exact(one.at("device_peak_bytes").number())}
     else:
         memory = {"memory on top, bytes": Figure.exact(one.at("host_own_bytes").number(), slack=_HOST_NOISE)}
+    latency = one.at("latency_ms")
+    few = latency.has("samples") and latency.at("samples").whole() < MIN_SAMPLES
+    in_flight = one.has("users_per_s_from") and one.at("users_per_s_from").text() == "batches in flight"
     return {
-        "latency p50, ms": _estimate(one.at("latency_ms", "p50")),
-        "users/s": _estimate(one.at("users_per_s"), more_is_better=True),
+        "latency p50, ms": _estimate(latency.at("p50"), few=few),
+        "users/s": _estimate(one.at("users_per_s"), more_is_better=True, few=few and not in_flight),
         **memory,
     }
 
@@ -221,15 +227,15 @@ def _constraint(record: Field, settings: dict[str, Any]) -> Iterator[Entry]:
             yield Entry(key, title, contender, status, figures, answers, asks | {"constraint_items": items})
 
 
-def _estimate(estimate: Field, *, more_is_better: bool = False) -> Figure:
-    """A figure above 0 with its interval."""
+def _estimate(estimate: Field, *, more_is_better: bool = False, few: bool = False) -> Figure:
+    """A figure above 0 with its interval; one without width is that of one sample."""
     value = None if estimate.value is None else estimate.at("value").number()
     if not value:
         return Figure.exact(None, more_is_better=more_is_better)
     low, high = (estimate.at(name).number() for name in ("low", "high"))
     if low is None or high is None:
         raise FieldError(f"{estimate.place} needs low and high beside its value")
-    return Figure(value, low, high, more_is_better)
+    return Figure(value, low, high, more_is_better, few_samples=few or low == high)
 
 
 def _plain(number: Field, *, more_is_better: bool = False, derived: bool = False) -> Figure:

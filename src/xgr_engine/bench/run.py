@@ -16,6 +16,7 @@ from xgr_engine.bench.ablations import run_ablations
 from xgr_engine.bench.attention import attention_times
 from xgr_engine.bench.baselines.base import NotAvailableError, make_contender
 from xgr_engine.bench.baselines.engine import Xgr
+from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
 from xgr_engine.bench.foreign.process import end_all
@@ -91,7 +92,8 @@ class Bench:
             "preset": options.preset,
             "command": ["xgr", *caller.argv],
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "options": asdict(options),
+            # on a CPU every model computes in float32; on a GPU the model says, once it is there
+            "options": asdict(options) | {"dtype": options.dtype if device.type == "cuda" else "float32"},
             "machine": describe_machine(device),
             "subject": None,
             "warnings": [],
@@ -132,6 +134,8 @@ class Bench:
 
     def _close(self, state: str) -> None:
         self.record["claims"] = paper_claims(self.record)
+        if "ceilings" in self.record:
+            self.record["warnings"] += exceeded(self.record["ceilings"], self.record["rows"])
         self.record["seconds"] = time.monotonic() - self._started
         self.record["state"] = state
         self.caller.keep(self.record)
@@ -195,6 +199,7 @@ class Bench:
                     raise
                 self._leave_out(self._at, error)
                 continue
+            self.record["options"]["dtype"] = subject.model.dtype
             self._one_model(subject, first=first)
             first = False
         if subject is not None and self.options.timeline:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, number, roofline, span_chart
 
 Record = dict[str, Any]
@@ -148,7 +149,11 @@ def _roofline(record: Record) -> str:
             if one["status"] == "ok"
         ]
     ceilings = record["ceilings"]
-    return roofline(points, ceilings["tflops"], ceilings["tbs"], "achieved TFLOP/s under the measured ceilings")
+    roof = f"{number(ceilings['tflops'])} TFLOP/s, {number(ceilings['tbs'])} TB/s measured"
+    if exceeded(ceilings, record["rows"]):
+        roof += ", and exceeded: no ceilings"
+    label = "achieved TFLOP/s beside the measured ceilings"
+    return roofline(points, ceilings["tflops"], ceilings["tbs"], label, roof)
 
 
 def _ablations(ablations: Record) -> str:

@@ -38,7 +38,7 @@ def page(record: Record) -> str:
         _chart_grid("Where the time goes", other_charts(record)),
         _section(claims_table(record["claims"])) if record["claims"] else "",
         "<h2>Every row</h2>" if record["rows"] else "",
-        *(_section(row_table(row), "h3") for row in record["rows"]),
+        *(_section(row_table(row, record.get("ceilings")), "h3") for row in record["rows"]),
         *(_section(view) for view in part_tables({**record, "claims": []})),
         _machine(record),
     ]

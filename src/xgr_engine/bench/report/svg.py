@@ -57,13 +57,17 @@ def line_chart(series: Sequence[Series], axes: Axes, label: str) -> str:
 
 
 def bar_chart(bars: Sequence[tuple[str, float, str]], label: str, one: float | None = None) -> str:
-    """Horizontal bars of (name, value, text beside it); ``one`` draws a line at that value."""
+    """Horizontal bars of (name, value, text beside it).
+
+    ``one`` draws a dashed line at that value, and texts of shorter bars stand behind it, so that it crosses none.
+    """
     if not bars:
         return '<p class="nothing">no figures</p>'
     name_width, row, top = 190, 30, 6
     height = top * 2 + row * len(bars)
     longest = max(value for _, value, _ in bars) or 1.0
     room = WIDTH - name_width - 96
+    mark = room * one / longest if one is not None and one <= longest else 0.0
     parts = []
     for at, (name, value, text) in enumerate(bars):
         y = top + at * row
@@ -72,9 +76,9 @@ def bar_chart(bars: Sequence[tuple[str, float, str]], label: str, one: float | N
         parts.append(
             f'<rect class="bar s0" x="{name_width}" y="{y + 5}" width="{size:.1f}" height="{row - 10}" rx="3"/>'
         )
-        parts.append(f'<text x="{name_width + size + 6:.1f}" y="{y + 20}">{escape(text)}</text>')
-    if one is not None and one <= longest:
-        x = name_width + room * one / longest
+        parts.append(f'<text x="{name_width + max(size, mark) + 6:.1f}" y="{y + 20}">{escape(text)}</text>')
+    if mark:
+        x = name_width + mark
         parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
     return figure("".join(parts), label, height)
 
@@ -109,8 +113,11 @@ def span_chart(spans: Sequence[tuple[str, float, float]], unit: str, label: str)
     return figure("".join(parts), label, height)
 
 
-def roofline(points: Sequence[tuple[str, float, float, int]], tflops: float, tbs: float, label: str) -> str:
-    """Achieved TFLOP/s over operations a byte, under the two ceilings. Points are (name, intensity, TFLOP/s, style)."""
+def roofline(points: Sequence[tuple[str, float, float, int]], tflops: float, tbs: float, label: str, roof: str) -> str:
+    """Achieved TFLOP/s over operations a byte, beside the two ceilings. Points are (name, intensity, TFLOP/s, style).
+
+    The text ``roof`` stands above the plot, where no point can be.
+    """
     if not points:
         return '<p class="nothing">no figures</p>'
     ridge = tflops / tbs
@@ -120,13 +127,10 @@ def roofline(points: Sequence[tuple[str, float, float, int]], tflops: float, tbs
     low, high = plot.x_range
     bottom = plot.y_range[0]
     start = max(low, bottom / tbs)
-    roof = [(start, start * tbs), (ridge, tflops), (high, tflops)]
-    path = " ".join(f"{plot.x(x):.1f},{plot.y(y):.1f}" for x, y in roof)
+    corners = [(start, start * tbs), (ridge, tflops), (high, tflops)]
+    path = " ".join(f"{plot.x(x):.1f},{plot.y(y):.1f}" for x, y in corners)
     parts = [plot.frame(), f'<polyline class="roof" points="{path}"/>']
-    parts.append(
-        f'<text class="small" x="{WIDTH - _RIGHT}" y="{plot.y(tflops) - 6:.1f}" text-anchor="end">'
-        f"{number(tflops)} TFLOP/s, {number(tbs)} TB/s measured</text>"
-    )
+    parts.append(f'<text class="small" x="{WIDTH - _RIGHT}" y="{_TOP - 1}" text-anchor="end">{escape(roof)}</text>')
     for name, x, y, style in points:
         parts.append(f'<circle class="dot s{style % _SERIES}" cx="{plot.x(x):.1f}" cy="{plot.y(y):.1f}" r="5">')
         parts.append(f"<title>{escape(name)}: {number(y)} TFLOP/s at {number(x)} operations a byte</title></circle>")

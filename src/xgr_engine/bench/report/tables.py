@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.claims import OTHERS
 
 Record = dict[str, Any]
@@ -43,15 +44,16 @@ def bytes_text(count: int | None) -> str | None:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-def row_table(row: Record) -> Table:
-    """One workload: speed, memory and answers of every contender."""
+def row_table(row: Record, ceilings: Record | None = None) -> Table:
+    """One workload: speed, memory and answers of every contender, and a note where they exceed the ``ceilings``."""
     ran = [one for one in row["contenders"] if one["status"] != "not run"]
     on_gpu = any(one.get("device_peak_bytes") is not None for one in ran)
     memory = ("GPU memory", "host memory") if on_gpu else ("memory",)
     columns = ("", "p50 ms", "95 %", "p90", "p99", "users/s", "tokens/s", *memory, "TFLOP/s", "TB/s")
     cells = [_contender_cells(one, len(columns), on_gpu=on_gpu) for one in ran]
     title = f"{shape_of(row)}, K {row['top_k']}: {row['dtype']}, {row['catalog']}"
-    return Table(title, (*columns, "answers", "top-1", "overlap", "scores off"), cells, tuple(_row_notes(row, ran)))
+    notes = [*_row_notes(row, ran), *(exceeded(ceilings, [row]) if ceilings else ())]
+    return Table(title, (*columns, "answers", "top-1", "overlap", "scores off"), cells, tuple(notes))
 
 
 def _contender_cells(one: Record, columns: int, *, on_gpu: bool) -> list[object]:
@@ -209,8 +211,9 @@ def ablations_table(ablations: Record) -> Table:
     return Table(title, (*columns, "scores off"), rows, tuple(notes))
 
 
-def online_table(entries: Sequence[Record], slo_ms: float) -> Table:
-    """Highest rates with the limit kept, and how well batches were predicted."""
+def online_table(entries: Sequence[Record], options: Record) -> Table:
+    """Highest rates with the limit kept, how well batches were predicted, and which of the run's contenders were not
+    asked."""
     rows: list[list[object]] = []
     for one in entries:
         off = (one.get("latency_model") or {}).get("relative_error")
@@ -232,9 +235,12 @@ def online_table(entries: Sequence[Record], slo_ms: float) -> Table:
         for one in entries
         if one.get("reason") or one["status"] != "ok"
     ]
+    if others := [name for name in options["baselines"] if name not in options["online_contenders"]]:
+        where = f" in preset {options['preset']}" if options["preset"] else ""
+        notes.append(f"not asked online{where}: {', '.join(others)}")
     columns = ("", "workload", "users/s", "P99 ms", "of requests", "users a batch", "largest batch")
     return Table(
-        f"Online: highest rate with P99 <= {slo_ms:,.0f} ms",
+        f"Online: highest rate with P99 <= {options['slo_ms']:,.0f} ms",
         (*columns, "prediction off, p50 / p90"),
         rows,
         tuple(notes),
@@ -281,7 +287,7 @@ def part_tables(record: Record) -> list[Table]:
         phases_table(record["phases"], record["timeline"]) if record["phases"] else None,
         attention_table(record["attention"]) if record["attention"] else None,
         ablations_table(record["ablations"]) if record["ablations"] else None,
-        online_table(record["online"], record["options"]["slo_ms"]) if record["online"] else None,
+        online_table(record["online"], record["options"]) if record["online"] else None,
         claims_table(record["claims"]) if record["claims"] else None,
         absent_table(record),
     ]
