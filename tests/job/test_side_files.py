@@ -76,6 +76,22 @@ def test_a_file_that_a_pattern_finds_is_an_input(place: Place, files: dict[str, 
     assert f"{files['users']} is --in {pattern}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pattern", ["nights/*", "nights/../nights/*", "night*"])
+def test_a_file_that_a_pattern_would_find_is_refused_before_it_is_there(
+    place: Place, files: dict[str, Path], capsys: Any, pattern: str
+) -> None:
+    """The next night would read it as an input."""
+    (place.root / "nights").mkdir()
+    files["users"].rename(place.root / "nights" / "users.parquet")
+    pattern, metrics = f"{place.root}/{pattern}", place.root / "nights" / "job.prom"
+    given = ["--model", str(place.model), "--vocab", str(place.vocab), "--out", str(place.out), "--device", "cpu"]
+    command = ["recommend", "--in", pattern, *given, "--beam", "8", "--top-k", "3", "--metrics-file"]
+    assert run([*command, str(metrics)]) == 2
+    assert f"error: --metrics-file {metrics} would be found by --in {pattern}" in capsys.readouterr().err
+    assert not metrics.exists() and not place.out.exists()
+    assert run([*command, str(place.root / "job.prom")]) == 0
+
+
 def test_a_link_stays_a_link(place: Place) -> None:
     place.users([[100]])
     real = place.root / "elsewhere"

@@ -1,10 +1,14 @@
-"""The files that a run writes beside its output: ``--metrics-file`` and ``--trace``. They must destroy nothing."""
+"""The files that a run writes beside its result, such as ``--metrics-file`` and ``--trace``. They must destroy nothing.
+
+A benchmark's files are held to the same.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 from xgr_engine.errors import UsageError, XgrError
@@ -22,7 +26,8 @@ def check_side_file(option: str, path: Path | None, others: Iterable[tuple[str, 
         others: option and path of everything else that the run reads or writes: a pattern or URI too, or nothing.
 
     Raises:
-        UsageError: it is one of these, lies in one or holds one; or something other than a file has its name.
+        UsageError: it is one of these, lies in one or holds one, or a pattern would find it; or something other than a
+            file has its name.
     """
     if path is None:
         return
@@ -30,15 +35,24 @@ def check_side_file(option: str, path: Path | None, others: Iterable[tuple[str, 
         destination(path, f"{option} {path}")
     target = Path(os.path.realpath(path))
     for name, given in others:
-        for other in _places(given):
-            relation = "is" if target == other else "lies inside" if other in target.parents else ""
-            relation = "is a directory above" if target in other.parents else relation
-            if relation:
-                raise UsageError(
-                    f"{option} {path} {relation} {name} {given}",
-                    why="one would be written over the other",
-                    hint=f"name a file outside it with {option}",
-                )
+        relation, why = _relation(target, given), "one would be written over the other"
+        if not relation and _would_find(given, path):
+            relation, why = "would be found by", "it would be read with the others once it is there"
+        if relation:
+            raise UsageError(
+                f"{option} {path} {relation} {name} {given}", why=why, hint=f"name a file outside it with {option}"
+            )
+
+
+def _relation(target: Path, given: str) -> str:
+    for other in _places(given):
+        if target == other:
+            return "is"
+        if other in target.parents:
+            return "lies inside"
+        if target in other.parents:
+            return "is a directory above"
+    return ""
 
 
 def _places(given: str) -> Iterator[Path]:
@@ -46,7 +60,14 @@ def _places(given: str) -> Iterator[Path]:
     if not given or is_remote(given):
         return
     yield Path(os.path.realpath(given))
-    if not Path(given).exists():
+    if not os.path.exists(given):  # noqa: PTH110 (Path.exists raises where a directory may not be looked into)
         with suppress(XgrError, OSError):
             for file in find_files((given,)):
                 yield Path(os.path.realpath(str(file)))
+
+
+def _would_find(given: str, path: Path) -> bool:
+    """Whether a pattern fits the name of a file that is not there yet, or fits a directory above it."""
+    if not given or is_remote(given) or os.path.exists(given):  # noqa: PTH110
+        return False
+    return fnmatch(os.path.abspath(path), os.path.abspath(given))  # noqa: PTH100 (a link counts by its own name)
