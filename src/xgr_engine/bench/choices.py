@@ -113,18 +113,15 @@ def choose_options(device: torch.device, wishes: BenchWishes, configured: Collec
 def _in_place(wishes: BenchWishes, options: BenchOptions, configured: Collection[str]) -> BenchWishes:
     """The wishes without those that nobody typed and that mean nothing here."""
     untouched: dict[str, Any] = {field.name: field.default for field in fields(BenchWishes)}
-    while True:
-        for names, reason in _misplaced(wishes, options):
-            if any(getattr(wishes, name) == untouched[name] for name in names):
-                continue
+    for names, reason in _misplaced(wishes, options):
+        if all(getattr(wishes, name) != untouched[name] for name in names):
             flags = {name: _FLAGS.get(name, name.replace("_", "-")) for name in names}
             dropped = next((name for name in names if flags[name] in configured), None)
             if dropped is None:
                 raise UsageError(f"--{flags[names[0]]} {reason}")
-            wishes = replace(wishes, **{dropped: untouched[dropped]})
-            break
-        else:
-            return wishes
+            # without it others may mean something else
+            return _in_place(replace(wishes, **{dropped: untouched[dropped]}), options, configured)
+    return wishes
 
 
 def _misplaced(wishes: BenchWishes, options: BenchOptions) -> Iterator[tuple[tuple[str, ...], str]]:
