@@ -187,7 +187,8 @@ def _prepare_streams() -> None:
         stream: Any = getattr(sys, name)
         if stream is None:
             null = open(os.devnull, "wb")  # noqa: PTH123, SIM115
-            setattr(sys, name, (_ClosedStdout if name == "stdout" else io.TextIOWrapper)(null, encoding="utf-8"))
+            kind = _ClosedStdout if name == "stdout" else io.TextIOWrapper
+            setattr(sys, name, kind(null, encoding="utf-8", errors="backslashreplace"))
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 

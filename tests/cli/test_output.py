@@ -194,6 +194,7 @@ def test_reader_that_goes_away_is_no_error_and_does_not_stop_the_job(child: Chil
         ("--version", ">&-", 1),
         ("toy", ">&- 2>&-", 1),
         ("toy", "2>&-", 75),
+        ("toy $(printf '\\377')", "2>&-", 2),
         ("toy --no-such", ">&-", 2),
     ],
 )
