@@ -25,30 +25,35 @@ class Truth:
     """Rows of the truth files, in order.
 
     Attributes:
-        rows: number of rows.
         users: the user column, None if the files have none.
         targets: the items of each row: one, several or (null, empty list, broken list) none. Ids as they are stored.
         history: the ids of each row's history, None if the files have no such column.
-        faults: rows whose target list could not be read; they have no target.
-        history_faults: rows whose history could not be read.
     """
 
-    rows: int
     users: pa.Array | None
     targets: Lists
     history: Lists | None
-    faults: int
-    history_faults: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.targets)
+
+    @property
+    def faults(self) -> int:
+        """Rows whose target list could not be read; they have no target."""
+        return len(self.targets.faults)
+
+    @property
+    def history_faults(self) -> int:
+        """Rows whose history could not be read."""
+        return 0 if self.history is None else len(self.history.faults)
 
     def head(self, rows: int) -> Truth:
         """The first rows."""
         return Truth(
-            rows=rows,
             users=None if self.users is None else self.users.slice(0, rows),
             targets=_head(self.targets, rows),
             history=None if self.history is None else _head(self.history, rows),
-            faults=sum(row < rows for row in self.targets.faults),
-            history_faults=0 if self.history is None else sum(row < rows for row in self.history.faults),
         )
 
 
@@ -95,12 +100,9 @@ def read_truth(
     if history_col is not None and history_col in shared:
         history = concat_lists([read_lists(piece[history_col], history_col, list_text) for piece in pieces])
     return Truth(
-        rows=len(targets),
         users=concat_arrays([piece[user_col] for piece in pieces]) if user_col in shared else None,
         targets=targets,
         history=history,
-        faults=len(targets.faults),
-        history_faults=len(history.faults) if history is not None else 0,
     )
 
 
