@@ -98,14 +98,14 @@ def _refuse_empty_path(hint: Any) -> None:
     for extra in getattr(hint, "__metadata__", ()):
         names = [extra.default, *(extra.param_decls or ())]  # where an annotation has a default, typer keeps a name
         flag = next((name for name in names if str(name).startswith("--")), str(extra.metavar))
-        is_path = Path in (hint.__origin__, *get_args(hint.__origin__), *map(_element, get_args(hint.__origin__)))
+        is_path = _mentions_path(hint.__origin__)
         if is_path or flag in _PATHS_AS_TEXT:
             extra.parser = partial(_not_empty, flag, Path if is_path else str)
 
 
-def _element(hint: Any) -> Any:
-    """``Path`` of ``list[Path]``."""
-    return next(iter(get_args(hint)), None)
+def _mentions_path(hint: Any) -> bool:
+    """``Path``, ``Path | None``, ``list[Path] | None``."""
+    return hint is Path or any(map(_mentions_path, get_args(hint)))
 
 
 def _not_empty(flag: str, kind: Callable[[str], Any], text: str) -> Any:
