@@ -77,7 +77,12 @@ def test_a_quiet_run_still_warns_of_what_it_could_not_write(place: Place, capsys
     for option in ("--metrics-file", "--trace"):
         # no file can be made there
         assert xgr(place, "--quiet", "--fresh", option, "/proc/xgr-file", users=users) == 0
-        assert f"warning: {option} /proc/xgr-file cannot be written" in capsys.readouterr().err
+        assert f"warning: {option} /proc/xgr-file cannot be written: " in capsys.readouterr().err
+        looped = place.root / "loop"
+        looped.unlink(missing_ok=True)
+        looped.symlink_to(looped)
+        assert xgr(place, "--quiet", "--fresh", option, str(looped), users=users) == 0
+        assert f"{option} {looped} cannot be written: Too many levels" in capsys.readouterr().err
 
 
 def test_an_output_of_another_scheme_is_refused(place: Place, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +91,14 @@ def test_an_output_of_another_scheme_is_refused(place: Place, capsys: Any, monke
     assert xgr(place, "--out", "gs://bucket/recs", users=place.users([[100]])) == 2
     assert "--out gs://bucket/recs: only s3:// is known" in capsys.readouterr().err
     assert not (place.root / "gs:").exists()
+
+
+def test_a_dry_run_leaves_the_metrics_of_the_last_run(place: Place) -> None:
+    users, metrics = place.users([[100]]), place.root / "job.prom"
+    metrics.write_text("last night's")
+    given = ("--metrics-file", str(metrics), "--max-rejects", "x")
+    assert xgr(place, *given, "--dry-run", users=users) == 2 and metrics.read_text() == "last night's"
+    assert xgr(place, *given, users=users) == 2 and 'exit_code{name="job"} 2' in metrics.read_text()
 
 
 def test_dry_run_and_environment(place: Place, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,8 @@ def recommend(
             operation=operation,
         )
     except UsageError as error:
-        report_failure(metrics_file, error)
+        if not dry_run:
+            report_failure(metrics_file, error)
         raise
     with stop_on_signals(output, operation.grace) as stop:
         _run(output, options, make_progress(output, log_every), stop, dry_run)

@@ -60,8 +60,8 @@ def write_metrics(path: str | Path | None, record: Mapping[str, Any], exit_code:
     if path is None:
         return
     path = Path(path)
-    destination(path)  # before it is read: a pipe would not end
-    path.parent.mkdir(parents=True, exist_ok=True)
+    target = destination(path)  # before it is read: a pipe would not end
+    target.parent.mkdir(parents=True, exist_ok=True)
     commit_text(path, metrics_text(path.stem, record, exit_code, time.time(), _last_success(path)))
 
 

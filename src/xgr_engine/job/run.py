@@ -132,8 +132,7 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
     try:
         write_metrics(metrics, report.record, exit_code_of(report.failure))
     except (OSError, XgrError) as error:
-        # no note: a nightly job is quiet, and whoever watches the file would look at an old one
-        _log.warning("--metrics-file %s cannot be written: %s", metrics, getattr(error, "what", error))
+        _warn_unwritten("--metrics-file", metrics, error)
     return report
 
 
@@ -183,16 +182,14 @@ def _done_before(manifest: Mapping[str, Any], options: RecommendOptions, out: st
     """A finished output is left as it is. Its rejects still have to be within the limit of this command, which may be
     stricter than that of the one that did the work."""
     shown = {name: manifest[name] for name in _KEPT_OF_A_FINISHED_RUN if name in manifest}
-    rejected, rows = manifest.get("counts", {}).get("rejects", 0), manifest.get("rows", 0)
-    allowed = max_rejects_of(options.max_rejects, rows)
-    if rejected <= allowed:
-        return JobReport({"state": "nothing-to-do", "out": out, **shown})
-    failure = TooManyRejectsError(
-        f"{rejected} of {rows} rows were rejected, --max-rejects {options.max_rejects} allows {allowed}",
+    failure = _too_many_rejects(
+        manifest.get("counts", {}).get("rejects", 0),
+        manifest.get("rows", 0),
+        options.max_rejects,
         why=f"{out} was finished under a larger limit; it stays as it is, with its _SUCCESS",
         hint="mend the input and use --fresh, or run the same command with the larger --max-rejects",
     )
-    return JobReport({"state": "too-many-rejects", "out": out, **shown}, failure)
+    return JobReport({"state": "too-many-rejects" if failure else "nothing-to-do", "out": out, **shown}, failure)
 
 
 def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: float) -> JobReport:
@@ -309,7 +306,13 @@ def _save_trace(trace: Trace) -> None:
     try:
         trace.write()
     except (OSError, UsageError) as error:
-        _log.warning("--trace %s cannot be written: %s", trace.path, getattr(error, "what", error))
+        _warn_unwritten("--trace", trace.path, error)
+
+
+def _warn_unwritten(option: str, path: object, error: OSError | XgrError) -> None:
+    """No note: a nightly job is quiet, and whoever watches the file would look at an old one."""
+    reason = error.what if isinstance(error, XgrError) else error.strerror or error
+    _log.warning("%s %s cannot be written: %s", option, path, reason)
 
 
 def _claimed(todo: Sequence[Shard], stop: Stop) -> Iterator[Piece]:
@@ -368,11 +371,19 @@ def _verdict(job: OpenedJob, faults: int, line: str, rejected: int) -> XgrError 
             why="the written files were read again and compared with the catalog and the histories",
             hint="do not use this output; please report it with _xgr/manifest.json",
         )
-    allowed = max_rejects_of(job.options.max_rejects, job.rows)
-    if rejected > allowed:
-        return TooManyRejectsError(
-            f"{rejected} of {job.rows} rows were rejected, --max-rejects {job.options.max_rejects} allows {allowed}",
-            why=f"each row's reason is in {job.out.rejects}",
-            hint="mend the input, or run the same command with a larger --max-rejects: nothing is computed again",
-        )
-    return None
+    return _too_many_rejects(
+        rejected,
+        job.rows,
+        job.options.max_rejects,
+        why=f"each row's reason is in {job.out.rejects}",
+        hint="mend the input, or run the same command with a larger --max-rejects: nothing is computed again",
+    )
+
+
+def _too_many_rejects(rejected: int, rows: int, limit: str, why: str, hint: str) -> TooManyRejectsError | None:
+    """None where that many are allowed."""
+    allowed = max_rejects_of(limit, rows)
+    if rejected <= allowed:
+        return None
+    what = f"{rejected} of {rows} rows were rejected, --max-rejects {limit} allows {allowed}"
+    return TooManyRejectsError(what, why=why, hint=hint)
