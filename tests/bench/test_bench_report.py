@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from xgr_engine.bench.report.page import page
 from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, log_ticks, number, roofline, ticks
 from xgr_engine.bench.report.tables import claims_table, constraint_table, online_table, row_table, shape_of
 from xgr_engine.bench.run import Bench, BenchCaller, run_bench
+from xgr_engine.bench.workloads import BenchModel
 from xgr_engine.errors import InputError, UsageError
 
 Record = dict[str, Any]
@@ -323,6 +325,13 @@ def test_a_run_with_disturbed_ceilings_records_it(monkeypatch: pytest.MonkeyPatc
 def test_a_record_says_in_which_dtype_it_ran(record: Record) -> None:
     assert BenchOptions().dtype == "bfloat16"
     assert record["options"]["dtype"] == record["rows"][0]["dtype"] == "float32"
+
+
+def test_the_dtype_is_that_of_the_model_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(replace(TINY, rows=False, attention=True), torch.device("cpu"), BenchCaller())
+    assert bench.record["options"]["dtype"] == "float32"  # of a run that loads none
+    monkeypatch.setattr(BenchModel, "dtype", property(lambda model: "float16"))
+    assert bench.run()["options"]["dtype"] == "float16"
 
 
 def test_contenders_that_were_not_asked_online_are_named(record: Record) -> None:
