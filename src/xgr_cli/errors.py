@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from xgr_cli.output import Output
-from xgr_cli.settings import environment_variable, near_miss, option_key
+from xgr_cli.settings import config_place, environment_variable, near_miss, option_key
 from xgr_engine.errors import XgrError
 from xgr_engine.job.stop import Stopped
 
@@ -112,7 +112,8 @@ def _explain_parser_error(error: Any) -> tuple[str, str, str]:
         variable = environment_variable(param) or ""
         return f"{variable}={os.environ.get(variable, '')}: {message}", "", f"mend or unset {variable}"
     if origin == "DEFAULT_MAP":
-        return f'configuration key "{option_key(param)}": {message}', "", "see the file, or --show-config"
+        place = config_place(ctx, param.name)
+        return f'{place}: key "{option_key(param)}": {message}', "", f"mend it there, or give {_spelled(param)}"
     return f"{_spelled(param)}: {message}", "", help_hint
 
 

@@ -64,7 +64,6 @@ def load_config(ctx: typer.Context, value: Path | None) -> Path | None:
 
 def merged(ctx: typer.Context) -> list[Setting]:
     """Every setting of the running command with its origin, in the order of ``--help``."""
-    origins: Mapping[str, str] = ctx.meta.get(_ORIGINS, {})
     settings = []
     for param in ctx.command.params:
         name = param.name or ""
@@ -77,11 +76,16 @@ def merged(ctx: typer.Context) -> list[Setting]:
             case "ENVIRONMENT":
                 origin = f"environment {environment_variable(param)}"
             case "DEFAULT_MAP":
-                origin = origins.get(name, "configuration file")
+                origin = config_place(ctx, name)
             case _:
                 origin = _DEFAULT
         settings.append(Setting(option_key(param), ctx.params[name], origin))
     return settings
+
+
+def config_place(ctx: Any, name: str) -> str:
+    """File and section that gave a parameter its value: ``xgr.toml [recommend]``."""
+    return str(ctx.meta.get(_ORIGINS, {}).get(name, "configuration file"))
 
 
 def option_key(param: Any) -> str:
@@ -125,7 +129,7 @@ def mistyped_variables(ctx: typer.Context) -> list[tuple[str, str]]:
 def _find(explicit: Path | None) -> _Config | None:
     if explicit is not None:
         return _Config(str(explicit), _read(explicit))
-    if Path("xgr.toml").is_file():
+    if os.path.lexists("xgr.toml"):  # a link to nothing is an error: its settings would be missed in silence
         return _Config("xgr.toml", _read(Path("xgr.toml")))
     project = Path("pyproject.toml")
     if project.is_file():
@@ -144,7 +148,9 @@ def _read(path: Path) -> Mapping[str, object]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"configuration file {path} cannot be read", why=error.strerror or str(error), hint="check --config"
+            f"configuration file {path} cannot be read",
+            why=error.strerror or str(error),
+            hint="mend it, or use --config",
         ) from error
     except ValueError as error:
         raise UsageError(f"configuration file {path} is no valid TOML", why=str(error)) from error

@@ -92,9 +92,9 @@ def test_broken_pyproject_of_somebody_else_is_left_alone(cli: RunCli) -> None:
         ("[toi]\nbeam = 3\n", ["unknown section [toi]", 'did you mean "toy"?']),
         # A mistake in another command's section is reported too: tomorrow that command runs with it.
         ("[doctor]\nbaem = 3\n", ['[doctor]: unknown key "baem"']),
-        ("[toy]\nbeam = 'many'\n", ['configuration key "beam"', "valid int"]),
-        ("[toy]\nbeam = 0\n", ['configuration key "beam"', "1"]),
-        ("[toy]\nbeam = true\n", ['configuration key "beam"', "valid int"]),
+        ("[toy]\nbeam = 'many'\n", ['error: xgr.toml [toy]: key "beam"', "valid int"]),
+        ("[toy]\nbeam = 0\n", ['error: xgr.toml [toy]: key "beam"', "1"]),
+        ("[toy]\nbeam = true\n", ['error: xgr.toml [toy]: key "beam"', "valid int"]),
         ("[toy]\nexclude-seen = 'yes'\n", ["exclude-seen", "must be true or false"]),
         ("[toy]\nk = [[1]]\n", ["k: must be a single value or a list"]),
         ("beam = \n", ["no valid TOML", "line 1"]),
@@ -107,6 +107,14 @@ def test_bad_file_is_a_usage_error_that_names_the_place(cli: RunCli, text: str, 
     assert outcome.out == ""
     for complaint in complaints:
         assert complaint in outcome.err
+
+
+def test_a_link_to_a_file_that_is_gone_is_an_error(cli: RunCli) -> None:
+    """The settings would be missed in silence."""
+    Path("xgr.toml").symlink_to("gone.toml")
+    outcome = cli("toy", "--in", "a")
+    assert outcome.code == 2 and "error: configuration file xgr.toml cannot be read" in outcome.err
+    assert cli("toy", "--in", "a", "--config", "/dev/null").code == 0
 
 
 def test_help_works_beside_a_broken_file(cli: RunCli) -> None:
