@@ -66,6 +66,13 @@ def test_a_typed_geometry_beats_a_configured_model() -> None:
     assert (options.shared_prefix, options.history_col) == (2, "history")
 
 
+def test_a_typed_shared_prefix_beats_configured_histories() -> None:
+    options = choose_options(
+        CPU, BenchWishes(shared_prefix=2, inputs=("u",), history_col="c", **REAL), {"in", "history-col"}
+    )
+    assert (options.model, options.shared_prefix, options.inputs) == ("m", 2, ())
+
+
 def test_lists_count_what_is_named_twice_once_and_refuse_nothing() -> None:
     options = choose_options(CPU, BenchWishes(geometry=" quick,quick ", beam="8,8", baselines="paged, paged"))
     assert (options.geometries, options.beams, options.baselines) == (("quick",), (8,), ("paged",))

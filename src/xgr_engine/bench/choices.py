@@ -133,8 +133,7 @@ def _misplaced(wishes: BenchWishes, options: BenchOptions) -> Iterator[tuple[tup
         yield from _misplaced_in_static(wishes, f"--preset {options.preset}")
     if wishes.model is None and wishes.vocab is None:
         yield ("inputs",), "needs --model and --vocab: synthetic prompts need no histories"
-    if wishes.inputs:
-        yield ("shared_prefix",), "does not go with --in: real prompts are taken as they are"
+    yield ("shared_prefix", "inputs"), "does not go with --in: real prompts are taken as they are"
     for name in ("history_col", "history_format"):
         if not wishes.inputs:
             yield (name,), "means nothing without --in"

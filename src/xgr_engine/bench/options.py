@@ -18,6 +18,8 @@ _NUMBER = re.compile(r"\d+(\.\d+)?([eE]\+?\d{1,4})?")
 class BenchOptions:
     """What is measured. One row a combination of geometry, context, users and beam.
 
+    Values are checked here; what means nothing beside the others is refused by :mod:`xgr_engine.bench.choices`.
+
     Attributes:
         preset: where the values came from.
         geometries: named sizes with random weights; unused with ``model``.
@@ -104,21 +106,8 @@ class BenchOptions:
     def _check_workload(self) -> None:
         if self.shared_prefix >= min(self.contexts):
             raise UsageError(f"--shared-prefix {self.shared_prefix}: must be shorter than the shortest context")
-        if self.shared_prefix and self.inputs:
-            raise UsageError(
-                "--shared-prefix does not go with --in: real prompts are taken as they are", hint="leave one out"
-            )
         if (self.model is None) != (self.vocab is None):
             raise UsageError("--model and --vocab go together", hint="give both, or --geometry for random weights")
-        if self.inputs and self.model is None:
-            raise UsageError("--in needs --model and --vocab", hint="synthetic prompts need neither")
-        if self.model is not None and self.geometries:
-            raise UsageError("--model and --geometry exclude one another")
-        if self.model is not None and self.constraint:
-            raise UsageError(
-                "the cost of the constraint is measured on synthetic catalogs, not with --model",
-                hint="leave --model and --vocab out, or choose another preset",
-            )
 
 
 def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:
