@@ -118,13 +118,9 @@ def evaluate(options: EvalOptions) -> EvalReport:
     targets = _Targets(truth, vocabulary)
     tally = _tally(recs, truth, targets, vocabulary, aligner, options.ks)
     with_target = truth.targets.lengths > 0
-    counted = _population(recs, truth, tally, aligner) & with_target
+    counted = with_target & _population(recs, truth, tally, aligner)
     if not counted.any():
-        raise InputError(
-            "no row of the output has a target in the truth",
-            why=_why_unreadable(truth),
-            hint="check --truth-col, and that --truth holds the users of this output",
-        )
+        raise _nothing_counts(truth)
     unseen = None
     if truth.history is not None:
         seen = _seen(truth, targets, vocabulary, history_format)
@@ -157,11 +153,16 @@ def evaluate(options: EvalOptions) -> EvalReport:
     return EvalReport(record, tuple(warnings))
 
 
-def _why_unreadable(truth: Truth) -> str:
-    if not truth.faults:
-        return ""
-    row, (_, detail) = min(truth.targets.faults.items())
-    return f"the targets of {truth.faults:,} of its {truth.rows:,} rows cannot be read; row {row + 1}: {detail}"
+def _nothing_counts(truth: Truth) -> InputError:
+    why = ""
+    if truth.faults:
+        row, (_, detail) = min(truth.targets.faults.items())
+        why = f"the targets of {truth.faults:,} of its {truth.rows:,} rows cannot be read; row {row + 1}: {detail}"
+    return InputError(
+        "no row of the output has a target in the truth",
+        why=why,
+        hint="check --truth-col, and that --truth holds the users of this output",
+    )
 
 
 class _Targets:
