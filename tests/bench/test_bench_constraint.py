@@ -48,6 +48,23 @@ def test_a_difference_below_zero_is_no_figure() -> None:
     assert view.notes[1].startswith("2,000 items, masked: ")
 
 
+@pytest.mark.parametrize("part", ["run", "head_only"])
+def test_the_engine_s_figure_stays_where_the_masked_search_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """It used to be left out with the other's, though it had been measured."""
+
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(MaskedSearch, part, full)
+    monkeypatch.setattr(constraint, "head_only", lambda *arguments: None)  # takes no time, so that something is left
+    entry = constraint_costs(TINY, ConstraintShape(2, 3, 7, 3), (90,), CPU, 0, lambda text: None)["sizes"][0]
+    assert entry["constraint_ms"] == pytest.approx(entry["xgr_ms"] - entry["head_ms"]) and entry["constraint_ms"] > 0
+    assert (entry["masked"], entry["masked_ms"], entry["masked_constraint_ms"]) == ("out of memory", None, None)
+    assert (entry["masked_over_xgr"], entry["notes"]) == (None, [])
+
+
 def test_more_users_than_tokens() -> None:
     """The users' last tokens are the first of the vocabulary; there may be fewer of them."""
     found = constraint_costs(TINY, ConstraintShape(40, 3, 7, 3), (90,), CPU, 0, lambda text: None)

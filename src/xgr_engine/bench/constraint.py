@@ -50,7 +50,7 @@ class ConstraintShape:
 def constraint_costs(
     geometry: Geometry, shape: ConstraintShape, items: tuple[int, ...], device: torch.device, seed: int, note: Note
 ) -> dict[str, Any]:
-    """One entry a catalog size; ``flatness`` is the largest over the smallest time of the engine's constraint."""
+    """One entry a catalog size; ``flatness`` is the largest over the smallest time of the engine's search."""
     model = headless_model(geometry, shape, device, seed)
     entries: list[dict[str, Any]] = []
     for count in items:
@@ -105,7 +105,7 @@ def _one_size(model: BenchModel, shape: ConstraintShape, items: int, seed: int) 
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return {**record, "status": "ok", "masked_ms": None, "masked": "out of memory"}
+        return {**record, "status": "ok", **without_heads(record), "masked_ms": None, "masked": "out of memory"}
     # the hidden states above are those of prompts of one token
     prompts = Batch(tuple(np.array([token], np.int32) for token in _last_tokens(model, shape.users).tolist()))
     parity = judge(workload, prompts, {"xgr": found, "masked": expected}).parity
@@ -129,14 +129,17 @@ def _last_tokens(model: BenchModel, users: int) -> Tensor:
 
 
 def without_heads(record: dict[str, Any]) -> dict[str, Any]:
-    """What is left of the two searches' times without their heads; None, and a note, where that is lost in the noise of
-    the two measurements."""
-    own, theirs = (record[f"{side}_ms"] - record[head] for side, head in _HEADS.items())
-    lost = [side for side, left in (("xgr", own), ("masked", theirs)) if left <= 0]
+    """What is left of the two searches' times without their heads.
+
+    None for a side that was not measured to the end; None, and a note, where it is lost in the noise.
+    """
+    left = {side: record[f"{side}_ms"] - record[head] for side, head in _HEADS.items() if head in record}
+    own, theirs = (left[side] if left.get(side, 0) > 0 else None for side in _HEADS)
+    lost = [side for side, ms in left.items() if ms <= 0]
     return {
-        "constraint_ms": own if own > 0 else None,
-        "masked_constraint_ms": theirs if theirs > 0 else None,
-        "masked_over_xgr": None if lost else theirs / own,
+        "constraint_ms": own,
+        "masked_constraint_ms": theirs,
+        "masked_over_xgr": theirs / own if own and theirs else None,
         "notes": [f"{side}: the head alone took as long as the whole search, nothing is left to show" for side in lost],
     }
 
