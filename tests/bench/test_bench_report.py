@@ -29,7 +29,7 @@ from xgr_engine.bench.machine import Ceilings
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.report.page import page
-from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, log_ticks, number, roofline, ticks
+from xgr_engine.bench.report.svg import WIDTH, Axes, Series, bar_chart, line_chart, log_ticks, number, roofline, ticks
 from xgr_engine.bench.report.tables import claims_table, constraint_table, online_table, row_table, shape_of
 from xgr_engine.bench.run import Bench, BenchCaller, run_bench
 from xgr_engine.bench.workloads import BenchModel
@@ -284,6 +284,15 @@ def test_no_point_is_drawn_over_the_roofs_label(highest: float) -> None:
     svg = roofline(points, 1.0, 0.02, "label", "1 TFLOP/s measured")
     (label,) = _places(svg, r'y="([\d.]+)" text-anchor="end">1 TFLOP/s measured')
     assert 10 <= label < min(_places(svg, r'cy="([\d.]+)"')) - 5  # the radius; an ascender is less than 10
+
+
+def test_names_and_texts_of_bars_fit_in_a_phones_font() -> None:
+    letter = 10  # digits are wider than the average of 9
+    name, text = "xBeam: early termination", "1.05 (wrong)"
+    svg = bar_chart([(name, 2.0, text), ("b", 1.0, "2.00")], "label", one=1.0)
+    (end,) = _places(svg, rf'<text x="([\d.]+)" y="\d+" text-anchor="end">{name}')
+    (start,) = _places(svg, rf'<text x="([\d.]+)" y="\d+">{re.escape(text)}')
+    assert end >= 9 * len(name) and start + letter * len(text) <= WIDTH
 
 
 @pytest.mark.parametrize("value", [0.5, 0.9, 0.98, 1.0, 1.02, 3.0])

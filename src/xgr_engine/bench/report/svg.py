@@ -9,6 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 12, 46
+_LETTER = 9.5  # width of one in the font that the style sheet gives phones
 _SERIES = 8  # colours that the style sheet knows
 
 
@@ -63,10 +64,12 @@ def bar_chart(bars: Sequence[tuple[str, float, str]], label: str, one: float | N
     """
     if not bars:
         return '<p class="nothing">no figures</p>'
-    name_width, row, top = 190, 30, 6
+    row, top = 30, 6
+    name_width = 8 + math.ceil(_LETTER * max(len(name) for name, _, _ in bars))
+    text_width = 20 + math.ceil(_LETTER * max(len(text) for _, _, text in bars))
     height = top * 2 + row * len(bars)
     longest = max(value for _, value, _ in bars) or 1.0
-    room = WIDTH - name_width - 96
+    room = max(80, WIDTH - name_width - text_width)
     mark = room * one / longest if one is not None and one <= longest else 0.0
     parts = []
     for at, (name, value, text) in enumerate(bars):
