@@ -46,8 +46,9 @@ beam = 256
 exclude-seen = true
 ```
 
-Unknown keys and values of the wrong type are errors. Relative paths are relative to the working directory. An empty
-path is an error (`--in "$USERS"` where the variable is not set): `.` is the working directory.
+Unknown keys, values of the wrong type and a file that cannot be read are errors (an `xgr.toml` that is a link to
+nothing too). Relative paths are relative to the working directory. An empty path is an error (`--in "$USERS"` where
+the variable is not set): `.` is the working directory.
 
 A file that a command writes appears whole and takes the place of a file of that name. A link is followed and stays one.
 What is no file (a directory, a device, a pipe, `/dev/stdout`) and the file that the command prints to are refused, exit
