@@ -92,6 +92,14 @@ def test_a_file_that_a_pattern_would_find_is_refused_before_it_is_there(
     assert run([*command, str(place.root / "job.prom")]) == 0
 
 
+def test_an_input_that_cannot_be_looked_for_is_told_in_the_metrics(place: Place) -> None:
+    """Looking for it before the job begins used to end the command without them."""
+    metrics = place.root / "job.prom"
+    given = ["--model", str(place.model), "--vocab", str(place.vocab), "--out", str(place.out)]
+    code = run(["recommend", "--in", "n" * 300, *given, "--metrics-file", str(metrics)])
+    assert code != 0 and f'xgr_last_run_exit_code{{name="job"}} {code}' in metrics.read_text()
+
+
 def test_a_link_stays_a_link(place: Place) -> None:
     place.users([[100]])
     real = place.root / "elsewhere"
