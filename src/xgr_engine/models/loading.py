@@ -25,7 +25,8 @@ from xgr_engine.models.ops import Ops, choose_ops
 from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec
 
 AnyModel = DecoderOnly | EncoderDecoder
-Read = Callable[[str], Tensor]
+# What stands under one name of the spec's ``tensor_shapes``, or under several, rows below one another.
+Read = Callable[..., Tensor]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -59,25 +60,28 @@ def load_model(
     try:
         with safe_open(weights, framework="pt", device=str(device)) as file:
 
-            def read(name: str) -> Tensor:
-                tensor: Tensor = file.get_tensor(name)
-                return tensor.to(dtype)
+            def read(*names: str) -> Tensor:
+                tensors = [file.get_tensor(name).to(dtype) for name in names]
+                return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
-            kernels = ops or choose_ops(device)
-            embed = read("embed.weight")
-            model: AnyModel
-            if isinstance(spec, EncoderDecoderSpec):
-                model = _encoder_decoder(spec, embed, read, kernels)
-            else:
-                model = _decoder_only(spec, embed, read, kernels)
-            head = embed if spec.tied else read("head.weight")
+            return build_model(spec, read, ops or choose_ops(device))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{weights}: cannot read the model's weights",
             why=str(error),
             hint="run `xgr convert` again; `xgr inspect` shows what the directory should hold",
         ) from error
-    return model, head
+
+
+def build_model(spec: AnySpec, read: Read, ops: Ops) -> tuple[AnyModel, Tensor]:
+    """The model and its output projection from tensors that ``read`` gives, each asked for once and in one order."""
+    embed = read("embed.weight")
+    model: AnyModel
+    if isinstance(spec, EncoderDecoderSpec):
+        model = _encoder_decoder(spec, embed, read, ops)
+    else:
+        model = _decoder_only(spec, embed, read, ops)
+    return model, embed if spec.tied else read("head.weight")
 
 
 def _decoder_only(spec: ModelSpec, embed: Tensor, read: Read, ops: Ops) -> DecoderOnly:
@@ -87,7 +91,7 @@ def _decoder_only(spec: ModelSpec, embed: Tensor, read: Read, ops: Ops) -> Decod
 
 def _layer(spec: ModelSpec, read: Read, at: str) -> LayerWeights:
     def stacked(names: tuple[str, ...], kind: str) -> Tensor:
-        return torch.cat([read(f"{at}{name}.{kind}") for name in names])
+        return read(*(f"{at}{name}.{kind}" for name in names))
 
     attention, feed_forward = ("attn.q", "attn.k", "attn.v"), ("mlp.gate", "mlp.up")
     return LayerWeights(
@@ -108,7 +112,7 @@ def _layer(spec: ModelSpec, read: Read, at: str) -> LayerWeights:
 
 def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, read: Read, ops: Ops) -> EncoderDecoder:
     def stacked(at: str, names: str) -> Tensor:
-        return torch.cat([read(f"{at}.{name}.weight") for name in names])
+        return read(*(f"{at}.{name}.weight" for name in names))
 
     def attention(at: str) -> SelfAttention:
         return SelfAttention(read(f"{at}_norm.weight"), stacked(at, "qkv"), read(f"{at}.o.weight"))
@@ -122,16 +126,11 @@ def _encoder_decoder(spec: EncoderDecoderSpec, embed: Tensor, read: Read, ops: O
         gate = read(f"{at}.gate.weight") if spec.gated else None
         return FeedForward(read(f"{at}_norm.weight"), gate, read(f"{at}.up.weight"), read(f"{at}.down.weight"))
 
-    def encoder_layer(at: str) -> EncoderLayer:
-        return EncoderLayer(attention(f"{at}.attn"), feed_forward(f"{at}.mlp"))
-
-    def decoder_layer(at: str) -> DecoderLayer:
-        return DecoderLayer(attention(f"{at}.attn"), cross(f"{at}.cross"), feed_forward(f"{at}.mlp"))
-
-    def stack(at: str, layer: Callable[[str], Layer], count: int) -> Stack[Layer]:
-        layers = [layer(f"{at}.layers.{index}") for index in range(count)]
+    def stack(at: str, layers: list[Layer]) -> Stack[Layer]:
         return Stack(read(f"{at}.bias.weight"), layers, read(f"{at}.norm.weight"))
 
-    encoder = stack("encoder", encoder_layer, spec.num_encoder_layers)
-    decoder = stack("decoder", decoder_layer, spec.num_layers)
-    return EncoderDecoder(spec, embed, encoder, decoder, ops)
+    into = [f"encoder.layers.{index}" for index in range(spec.num_encoder_layers)]
+    out = [f"decoder.layers.{index}" for index in range(spec.num_layers)]
+    encoder = [EncoderLayer(attention(f"{at}.attn"), feed_forward(f"{at}.mlp")) for at in into]
+    decoder = [DecoderLayer(attention(f"{at}.attn"), cross(f"{at}.cross"), feed_forward(f"{at}.mlp")) for at in out]
+    return EncoderDecoder(spec, embed, stack("encoder", encoder), stack("decoder", decoder), ops)
