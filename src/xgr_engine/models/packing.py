@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.xattention.ragged import Ragged
+from xgr_engine.xattention.upload import upload
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,8 @@ class PackedPrompts:
             prefix=prefix,
             lengths=lengths,
             sequences=Ragged.of(queries=[*shared, *own.tolist()], keys=[*shared, *lengths]),
-            **{name: _upload(array, device) for name, array in arrays.items()},
+            **{name: upload(torch.from_numpy(array.astype(np.int64)), device) for name, array in arrays.items()},
         )
-
-
-def _upload(array: NDArray[np.int64] | NDArray[np.int32], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array.astype(np.int64))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def shared_prefix_length(prompts: list[NDArray[np.int32]]) -> int:

@@ -12,6 +12,7 @@ from xgr_engine.models.model import Model
 from xgr_engine.models.rows import Rows
 from xgr_engine.options import SearchOptions
 from xgr_engine.xattention.cache import KVCache
+from xgr_engine.xattention.upload import upload
 from xgr_engine.xbeam.exclusions import NO_NODE, Exclusions
 from xgr_engine.xbeam.state import Finished, TrieLevel
 
@@ -76,12 +77,8 @@ class DeadNodes:
 
     def to(self, device: torch.device) -> DeadNodes:
         """The same on ``device``; from host to GPU without a wait for the copy."""
-
-        def move(table: Tensor) -> Tensor:
-            pin = device.type == "cuda" and not table.is_cuda
-            return table.pin_memory().to(device, non_blocking=True) if pin else table.to(device)
-
-        return DeadNodes(tuple(move(table) for table in self.inner), move(self.leaves), move(self.root))
+        inner = tuple(upload(table, device) for table in self.inner)
+        return DeadNodes(inner, upload(self.leaves, device), upload(self.root, device))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from xgr_engine.xattention.upload import upload
+
 # not cuDNN, which torch may prefer on Hopper: it builds a plan for every shape, and here each length is one
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -41,9 +43,7 @@ def by_length(starts: Sequence[int], lengths: Sequence[int], device: torch.devic
     for start, length in zip(starts, lengths, strict=True):
         groups.setdefault(length, []).append(start)
     tables = [torch.tensor(group)[:, None] + torch.arange(length) for length, group in groups.items()]
-    flat = torch.cat([table.flatten() for table in tables])
-    if device.type == "cuda":
-        flat = flat.pin_memory().to(device, non_blocking=True)
+    flat = upload(torch.cat([table.flatten() for table in tables]), device)
     parts = torch.split(flat, [table.numel() for table in tables])
     return [SameLength(table.shape[1], part.view(table.shape)) for table, part in zip(tables, parts, strict=True)]
 

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xgr_engine.xattention.upload import upload
+
 _L2_BYTES = 24 << 20  # keys and values that programs at work side by side may cover: about half of a Hopper GPU's L2
 
 
@@ -94,9 +96,7 @@ class Ragged:
         """
         found = self._uploads.get(name)
         if found is None:
-            host = torch.from_numpy(make())
-            found = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
-            self._uploads[name] = found
+            found = self._uploads[name] = upload(torch.from_numpy(make()), device)
         return found
 
 
