@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xgr_engine.kernels.linear import linear
+from xgr_engine.models.model import allocate_cache
 from xgr_engine.models.ops import Ops
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.rotary import RotaryTable
@@ -68,16 +69,7 @@ class DecoderOnly:
 
     def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
         """A cache for this model; see :meth:`KVCache.allocate`."""
-        return KVCache.allocate(
-            tokens,
-            users,
-            slots,
-            layers=self.spec.num_layers,
-            kv_heads=self.spec.num_kv_heads,
-            head_dim=self.spec.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return allocate_cache(self.spec, tokens, users, slots, self.embed)
 
     def prefill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
         """Compute every prompt of a batch once; its keys and values go to the cache.

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xgr_engine.kernels.linear import linear
+from xgr_engine.models.model import allocate_cache
 from xgr_engine.models.ops import Ops
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.rows import Rows
@@ -132,16 +133,7 @@ class EncoderDecoder:
 
     def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
         """A cache for this model with one slot a user more: the last holds the start token."""
-        return KVCache.allocate(
-            tokens,
-            users,
-            slots + self.spec.extra_slots,
-            layers=self.spec.num_layers,
-            kv_heads=self.spec.num_heads,
-            head_dim=self.spec.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return allocate_cache(self.spec, tokens, users, slots, self.embed)
 
     def prefill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
         """Encode every prompt of a batch once and feed the start token.

@@ -14,6 +14,20 @@ from xgr_engine.models.spec import AnySpec
 from xgr_engine.xattention.cache import KVCache
 
 
+def allocate_cache(spec: AnySpec, tokens: int, users: int, slots: int, like: Tensor) -> KVCache:
+    """A cache of the sizes of ``spec``, in the dtype and on the device of ``like``; see :meth:`KVCache.allocate`."""
+    return KVCache.allocate(
+        tokens,
+        users,
+        slots + spec.extra_slots,
+        layers=spec.num_layers,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=like.dtype,
+        device=like.device,
+    )
+
+
 class Model(Protocol):
     """A transformer over a :class:`KVCache`.
 
