@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import pytest
 import torch
 
-from xgr_engine.bench.baselines.base import RankedSids
+from xgr_engine.bench.baselines.base import Contender, RankedSids, make_contender
 from xgr_engine.bench.geometries import Geometry
+from xgr_engine.bench.parity import Parity, judge
 from xgr_engine.bench.workloads import BenchCatalog, BenchModel, Workload, random_weights, synthetic_catalog
 from xgr_engine.options import SearchOptions
 
@@ -40,3 +42,24 @@ def ranked(*users: tuple[list[list[int]], list[float]]) -> RankedSids:
         [np.array(codes, np.int32).reshape(len(codes), -1) for codes, _ in users],
         [np.array(scores, np.float32) for _, scores in users],
     )
+
+
+def judged(name: str, workload: Workload) -> tuple[Contender, RankedSids, Parity]:
+    """A prepared contender, its answer to the first batch, and the judgement, which has to find nothing wrong.
+
+    Skips the test where the contender says that it is not available.
+    """
+    if name.startswith("hf"):
+        pytest.importorskip("transformers")
+    contender = make_contender(name)
+    if reason := contender.available(workload):
+        assert reason.startswith("not available"), reason
+        pytest.skip(reason)
+    contender.prepare(workload)
+    batch = workload.batch(0)
+    answer = getattr(contender, "run_scored", contender.run)(batch)
+    found = judge(workload, batch, {name: answer}).parity[name]
+    assert found.marks == []
+    assert found.top1 == found.overlap == 1.0
+    assert found.score_difference is not None and found.score_difference < 1e-4
+    return contender, answer, found

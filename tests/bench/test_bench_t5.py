@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from bench_support import CPU, tiny_catalog
+from bench_support import CPU, judged, tiny_catalog
 from job_support import OFFSETS, VOCAB_SIZE, make_vocabulary
 
 from xgr_engine.bench import weights
@@ -75,20 +75,7 @@ def t5_workload(monkeypatch: pytest.MonkeyPatch, spec: EncoderDecoderSpec = SPEC
 def test_contender_agrees_with_the_definition(
     name: str, spec: EncoderDecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name.startswith("hf"):
-        pytest.importorskip("transformers")
-    workload = t5_workload(monkeypatch, spec)
-    contender = make_contender(name)
-    if reason := contender.available(workload):
-        assert reason.startswith("not available"), reason
-        pytest.skip(reason)
-    contender.prepare(workload)
-    batch = workload.batch(0)
-    answer = getattr(contender, "run_scored", contender.run)(batch)
-    found = judge(workload, batch, {name: answer}).parity[name]
-    assert found.marks == []
-    assert found.overlap == found.top1 == 1.0
-    assert found.score_difference is not None and found.score_difference < 1e-4
+    _, answer, _ = judged(name, t5_workload(monkeypatch, spec))
     assert len({tuple(map(tuple, codes.tolist())) for codes in answer.codes}) == 3  # the prompt decides
 
 

@@ -5,60 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from brute_force import any_search, equals_brute_force
+from hypothesis import settings
 from oracle import beam_search
-from tiny import CODES, DEVICE, LEVELS, TOKENS, TinyCatalog, TinyWorld, lists, random_prompts, same_ranking, token_table
+from tiny import CODES, DEVICE, TOKENS, TinyCatalog, TinyWorld, lists, random_prompts, same_ranking, token_table
 
 from xgr_engine.errors import UsageError, XgrError
 from xgr_engine.models.decoder_only import DecoderOnly
 from xgr_engine.options import ScoreOver, SearchOptions
 from xgr_engine.recommender import Recommender
 
-SIDS = st.lists(st.lists(st.integers(0, CODES - 1), min_size=1, max_size=LEVELS).map(tuple), min_size=1, max_size=24)
-PROFILE = settings(max_examples=150, deadline=None)
 
-
-@PROFILE
-@given(
-    sids=SIDS,
-    beam=st.integers(1, 30),
-    narrower=st.integers(0, 29),
-    score_over=st.sampled_from(["vocab", "level", "allowed"]),
-    collisions=st.sampled_from(["all", "first"]),
-    suffix=st.sampled_from([(), (2,), (2, 1)]),
-    rows_at_once=st.sampled_from([0, 1, 2, 5, 48]),
-    data=st.data(),
-)
-def test_equals_brute_force(world, sids, beam, narrower, score_over, collisions, suffix, rows_at_once, data) -> None:
-    """Unequal depths, a SID that is a prefix of another, shared SIDs, W from 1 to more than the items, K <= W."""
-    catalog = TinyCatalog.of(sids)
-    top_k = max(1, beam - narrower)
-    options = SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions)
-    recommender = world.recommender(catalog, options, score_suffix=suffix, rows_at_once=rows_at_once)
-    prompts = random_prompts(1, [1, 5, 9])
-    excluded = [data.draw(st.sets(st.integers(0, len(sids) - 1))) for _ in prompts]
-    result = recommender.run(
-        prompts, [np.array([catalog.rows[item] for item in sorted(gone)], np.int32) for gone in excluded]
-    )
-    for user, got in enumerate(lists(catalog, result)):
-        expected = beam_search(
-            world.naive,
-            tuple(prompts[user].tolist()),
-            catalog.catalog,
-            TOKENS,
-            beam=beam,
-            top_k=top_k,
-            score_over=score_over,
-            collisions=collisions,
-            excluded=excluded[user],
-            suffix=suffix,
-        )
-        same_ranking(got, expected)
-        left = [sid for item, sid in catalog.catalog if item not in excluded[user]]
-        reachable = len(left) if collisions == "all" else len(set(left))
-        assert len(got) == min(top_k, reachable)
-        assert bool(result.short[user]) == (reachable < top_k)
+@settings(max_examples=150, deadline=None)
+@any_search
+def test_equals_brute_force(world: TinyWorld, **search) -> None:
+    equals_brute_force(world, **search)
 
 
 def test_scores_equal_each_path_without_a_cache(world: TinyWorld) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from brute_force import any_search, equals_brute_force
+from hypothesis import settings
 from t5_tiny import GATED_T5, TINY_T5, TinyT5, load_tiger, renamed
 from tiny import (
     CODES,
     DEVICE,
-    LEVELS,
     TOKENS,
     TinyCatalog,
     lists,
@@ -36,7 +35,6 @@ from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
 from xgr_engine.tokens.table import SidTokenTable
 
-SIDS = st.lists(st.lists(st.integers(0, CODES - 1), min_size=1, max_size=LEVELS).map(tuple), min_size=1, max_size=24)
 NOTHING = np.empty(0, np.int32)
 
 
@@ -102,42 +100,9 @@ def test_a_bias_off_by_one_bucket_is_seen(tmp_path: Path, stack: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    sids=SIDS,
-    beam=st.integers(1, 30),
-    narrower=st.integers(0, 29),
-    score_over=st.sampled_from(["vocab", "level", "allowed"]),
-    collisions=st.sampled_from(["all", "first"]),
-    suffix=st.sampled_from([(), (2,), (2, 1)]),
-    rows_at_once=st.sampled_from([0, 1, 2, 5, 48]),
-    data=st.data(),
-)
-def test_equals_brute_force(t5, sids, beam, narrower, score_over, collisions, suffix, rows_at_once, data) -> None:
-    """Unequal depths, a SID that is a prefix of another, shared SIDs, W from 1 to more than the items, K <= W."""
-    catalog = TinyCatalog.of(sids)
-    top_k = max(1, beam - narrower)
-    options = SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions)
-    recommender = t5.recommender(catalog, options, score_suffix=suffix, rows_at_once=rows_at_once)
-    prompts = random_prompts(1, [1, 5, 9])
-    excluded = [data.draw(st.sets(st.integers(0, len(sids) - 1))) for _ in prompts]
-    gone = [np.array([catalog.rows[item] for item in sorted(items)], np.int32) for items in excluded]
-    result = recommender.run(prompts, gone)
-    for user, got in enumerate(lists(catalog, result)):
-        expected = t5.expected(
-            prompts[user].tolist(),
-            catalog,
-            beam=beam,
-            top_k=top_k,
-            score_over=score_over,
-            collisions=collisions,
-            excluded=excluded[user],
-            suffix=suffix,
-        )
-        same_ranking(got, expected)
-        left = [sid for item, sid in catalog.catalog if item not in excluded[user]]
-        reachable = len(left) if collisions == "all" else len(set(left))
-        assert len(got) == min(top_k, reachable)
-        assert bool(result.short[user]) == (reachable < top_k)
+@any_search
+def test_equals_brute_force(t5: TinyT5, **search) -> None:
+    equals_brute_force(t5, **search)
 
 
 def test_scores_of_a_full_tree_of_depth_4(t5: TinyT5) -> None:

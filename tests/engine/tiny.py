@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from oracle import NaiveModel, Sid, Weights, random_weights
+from oracle import NaiveModel, Sid, Weights, beam_search, random_weights
 from safetensors.torch import save_file
 
 from xgr_engine.catalog.trie import ItemTrie, build_trie
@@ -83,6 +83,10 @@ class TinyWorld:
 
     def recommender(self, catalog: TinyCatalog, options: SearchOptions, **more: object) -> Recommender:
         return Recommender(self.model, self.head, catalog.trie, token_table(), options, **more)  # type: ignore[arg-type]
+
+    def expected(self, prompt: list[int], catalog: TinyCatalog, **how: object):
+        """:func:`oracle.beam_search` for a prompt."""
+        return beam_search(self.naive, tuple(prompt), catalog.catalog, TOKENS, **how)  # type: ignore[arg-type]
 
 
 def lists(catalog: TinyCatalog, result: BatchResult) -> list[list[tuple[int, float]]]:
