@@ -179,6 +179,33 @@ def test_a_contender_that_fails_after_some_samples_keeps_them(monkeypatch: pytes
     assert whole["latency_ms"]["samples"] == 4
 
 
+def test_a_long_batch_of_what_preparing_has_run_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xgr_engine.bench import measure
+    from xgr_engine.bench.baselines import engine, variants
+
+    runs: list[int] = []
+
+    class Prepared(engine.Xgr):
+        name = "xgr-full-sort"
+        ran_while_prepared = True
+
+        def run(self, batch: Batch) -> RankedSids:
+            runs.append(len(batch.prompts))
+            return super().run(batch)
+
+    monkeypatch.setattr(variants, "FullSort", Prepared)
+    monkeypatch.setattr(point, "_load", lambda contender, workload: None)
+    monkeypatch.setattr(measure, "_LONG_S", 0.0)
+    workload = tiny_workload()
+    row = Row(workload, ["xgr", "xgr-full-sort"], Budget(1e-9, 50), lambda text: None).measure()
+    whole, long = row["contenders"]
+    assert runs == [workload.users, point._COMPARED_USERS]  # the sample, and the answer that is compared
+    assert long["latency_ms"]["samples"] == 1 and long["latency_ms"]["warm_up_runs"] == 0
+    assert not long["interleaved"] and any("one run by itself" in note for note in long["notes"])
+    assert long["parity"]["marks"] == [] and long["device_peak_bytes"] is None and long["host_peak_bytes"] > 0
+    assert whole["interleaved"] and whole["notes"] == []
+
+
 def test_synthetic_catalogs_are_unique_exact_and_reproducible() -> None:
     for items, codes, levels in ((1, 1, 1), (340, 7, 3), (343, 7, 3), (500, 100, 2), (17, 1000, 3)):
         catalog = synthetic_catalog(items, codes, levels)

@@ -74,6 +74,22 @@ def test_warm_up_ends_with_the_budget() -> None:
     assert samples.warm_up == 3
 
 
+@pytest.mark.parametrize(("seconds", "ran_before", "own"), [(9.0, True, [9.0]), (9.0, False, []), (2.0, True, [])])
+def test_a_long_run_of_what_ran_before_is_its_sample(seconds: float, ran_before: bool, own: list[float]) -> None:
+    clock, runs = FakeClock(), []
+
+    def run(number: int = 0) -> None:
+        runs.append(number)
+        clock.now += seconds
+
+    samples = warm_up(run, 1.0, clock, ran_before=ran_before)
+    assert samples.seconds == own
+    assert samples.warm_up == (0 if own else 1)
+    interleaved({"slow": run}, {"slow": samples}, 1.0, 10, clock)
+    assert samples.seconds == [seconds]
+    assert len(runs) == (1 if own else 2)
+
+
 def test_rounds_are_interleaved_and_the_slow_one_stops_first() -> None:
     clock, order = FakeClock(), []
 

@@ -45,7 +45,7 @@ class Measured:
         status: ``ok``, ``out of memory``, ``not run`` (with ``reason``) or ``failed`` (with ``reason``).
         rate: users a second, from batches one after the other, or in flight where the contender can.
         answer: to the batch that is compared; parity: what came of that, None where the definition did not fit.
-        alone: it did not fit beside the others, so its samples were not interleaved with theirs.
+        interleaved: its samples were taken between those of the others; its notes say why not.
         own_weights: it runs in another process, whose memory ``peak`` is, a copy of the weights included.
     """
 
@@ -59,7 +59,7 @@ class Measured:
     peak: Peak = field(default_factory=Peak)
     answer: RankedSids | None = None
     parity: Parity | None = None
-    alone: bool = False
+    interleaved: bool = True
     own_weights: bool = False
     notes: list[str] = field(default_factory=list)
     statistics: dict[str, Any] = field(default_factory=dict)
@@ -145,7 +145,8 @@ class Row:
         try:
             self._warm(contender, found)
             self._ready[name] = contender
-            found.alone = True
+            found.interleaved = False
+            found.notes.append("measured alone, as it did not fit in memory beside the others")
             self._time([name])
         except Exception as error:
             _failed(found, error)
@@ -195,13 +196,17 @@ class Row:
                 contender.run(self._batches[0])
             peaks.append(peak)
 
-        found.samples = warm_up(run, self.budget.seconds, over=self.budget.over)
+        ran_before = getattr(contender, "ran_while_prepared", False)
+        found.samples = warm_up(run, self.budget.seconds, over=self.budget.over, ran_before=ran_before)
         # of the last run alone: what preparing tried and gave back does not count, what it kept does
         found.peak = replace(peaks[-1], device_before=whole.device_before, host_before=whole.host_before)
         if (own_peak := getattr(contender, "own_peak", None)) is not None:
             found.peak, found.own_weights = own_peak, True
         found.answer = getattr(contender, "run_scored", contender.run)(self._compared)
         found.notes = list(getattr(contender, "notes", []))
+        if found.samples.seconds:
+            found.interleaved = False
+            found.notes.append("one run by itself: so long a batch is not computed again between those of others")
         self.note(f"  {contender.name}: ready after {time.perf_counter() - started:.1f} s")
 
     # ---- timing -----------------------------------------------------------------------------------------------------
@@ -305,7 +310,7 @@ class Row:
             "tflops": work.flops / latency.value / 1e12,
             "tbs": work.bytes / latency.value / 1e12,
             "parity": parity and parity.to_json(),
-            "interleaved": not found.alone,
+            "interleaved": found.interleaved,
             "notes": found.notes,
             "statistics": found.statistics,
         }

@@ -46,7 +46,8 @@ class Contender(Protocol):
     """One way to compute a workload. Instances are made by the registry, without arguments.
 
     One whose engine runs in another process may have ``own_seconds`` (of the last batch, by that process's clock) and
-    ``own_peak`` (a :class:`~xgr_engine.bench.memory.Peak` of that process, weights included); these count then.
+    ``own_peak`` (a :class:`~xgr_engine.bench.memory.Peak` of that process, weights included); these count then. One
+    that :meth:`prepare` has run already may say so (``ran_while_prepared``), and is not warmed up by a long batch.
 
     Attributes:
         name: as ``--baselines`` spells it.

@@ -34,6 +34,7 @@ class HuggingFace(OneAtATime):
 
     name = "hf"
     what = "transformers.generate, trie callback, SDPA, the quickest of its batch sizes"
+    ran_while_prepared = True  # to find the batch size
 
     def __init__(self) -> None:
         self._model: Any = None

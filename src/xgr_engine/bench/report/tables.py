@@ -105,8 +105,6 @@ def _row_notes(row: Record, ran: Sequence[Record]) -> list[str]:
         if one["status"] != "ok" and one["reason"]:
             notes.append(f"{one['name']} {one['status']}: {one['reason']}")
         notes += [f"{one['name']}: {text}" for text in one.get("notes", ())]
-        if not one.get("interleaved", True):
-            notes.append(f"{one['name']}: measured alone, as it did not fit in memory beside the others")
     return notes
 
 
