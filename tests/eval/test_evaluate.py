@@ -49,6 +49,26 @@ def test_collision_item_missed_but_sid_found(tmp_path: Path) -> None:
     assert mean(report, "ndcg@3", "sid") == pytest.approx(SECOND)
 
 
+def test_repeated_target_that_the_catalog_lacks_counts_once(tmp_path: Path) -> None:
+    vocab = make_vocabulary(tmp_path)
+    users = write_users(tmp_path, user_id=[1, 2], target=[[10, 99, 99], [99, 98, 99, 20]])
+    recs = write_output(tmp_path, nested([1, 2], [[10], [20]]), inputs=[users], vocab=vocab)
+    report = run(recs, users)
+    assert report.record["targets"] == {"total": 5, "not_in_catalog": 3}
+    assert mean(report, "recall@3") == mean(report, "recall@3", "sid") == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+def test_repeated_recommendation_moves_those_behind_it_up_everywhere(tmp_path: Path) -> None:
+    """99 is no item of the catalog; it takes one place at both levels, and coverage is that of the distinct list."""
+    vocab = make_vocabulary(tmp_path)
+    users = write_users(tmp_path, user_id=[1], target=[12])
+    recs = write_output(tmp_path, nested([1], [[99, 99, 20, 20, 12]]), inputs=[users], vocab=vocab)
+    report = run(recs, users)
+    assert mean(report, "mrr") == mean(report, "mrr", "sid") == pytest.approx(1 / 3)
+    assert report.record["predictions"]["repeated"] == 2
+    assert report.record["coverage"]["at"]["3"]["items"] == 2
+
+
 def test_items_of_one_sid_count_once_at_sid_level(tmp_path: Path) -> None:
     """10 and 11 share a SID, so 12 is third by item and second by SID."""
     vocab = make_vocabulary(tmp_path)

@@ -27,6 +27,7 @@ from xgr_engine.metrics.matching import (
     shared_keys,
     target_in_history,
     target_sid_in_history,
+    without_repeated_targets,
 )
 from xgr_engine.metrics.ranking import UNKNOWN, IntArray, Lists, metric_names, row_metrics
 from xgr_engine.metrics.recs import RecChunk, Recommendations, open_recommendations
@@ -114,6 +115,7 @@ def evaluate(options: EvalOptions) -> EvalReport:
         truth = truth.head(run.rows)  # recommend --limit takes the first rows
     if options.history_col is not None and truth.history is None:
         raise InputError(f"the truth has no column {options.history_col!r}", hint="check --history-col")
+    truth = without_repeated_targets(truth)
     aligner = _aligner(options, recs, truth, is_input)
     targets = _Targets(truth, vocabulary)
     tally = _tally(recs, truth, targets, vocabulary, aligner, options.ks)
@@ -258,18 +260,18 @@ def _tally_chunk(
     if vocabulary is not None:
         item_rows = vocabulary.rows_of(chunk.item_id).astype(np.int64)
         tally.outside_vocabulary += int((item_rows < 0).sum()) - nulls
-        _mark_covered(tally.covered, chunk.row, item_rows, ks)
     if item_rows is not None and targets.item_row is not None and not (item_rows < 0).any():
         keys, target_keys = item_rows, targets.item_row[at]  # a target outside the catalog cannot be among them
     else:
         keys, target_keys = shared_keys(chunk.item_id, wanted)
-    predicted, repeated = Lists(chunk.row, keys).distinct()
-    tally.repeated += repeated
+    kept = ~Lists(chunk.row, keys).repeats()
+    predicted = Lists(chunk.row[kept], keys[kept])
+    tally.repeated += int(len(kept) - kept.sum())
     tally.longest = max(tally.longest, int(predicted.counts(rows).max(initial=0)))
-    wanted_lists = Lists(target_row, target_keys).distinct()[0]
-    tally.item[truth_rows[found]] = row_metrics(rows, predicted, wanted_lists, ks)[found]
+    tally.item[truth_rows[found]] = row_metrics(rows, predicted, Lists(target_row, target_keys), ks)[found]
     if vocabulary is not None and item_rows is not None and targets.leaf is not None:
-        sids = Lists(chunk.row, leaf_keys(vocabulary, item_rows)).distinct()[0]
+        _mark_covered(tally.covered, predicted.row, item_rows[kept], ks)
+        sids = Lists(predicted.row, leaf_keys(vocabulary, item_rows[kept])).distinct()[0]
         wanted_sids = Lists(target_row, targets.leaf[at]).distinct()[0]
         tally.sid[truth_rows[found]] = row_metrics(rows, sids, wanted_sids, ks)[found]
     tally.reached[truth_rows[found]] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -51,6 +52,17 @@ def gather(lists: IdLists, rows: IntArray) -> tuple[IntArray, IntArray]:
     lengths = lists.lengths[rows]
     owner = np.repeat(np.arange(len(rows)), lengths)
     return owner, runs(lists.offsets[rows], lengths)
+
+
+def without_repeated_targets(truth: Truth) -> Truth:
+    """The targets of a row are a set: a repeated one counts once, be it an item of the catalog or not."""
+    targets = truth.targets
+    if targets.lengths.max(initial=0) < 2:
+        return truth
+    owner = np.repeat(np.arange(truth.rows), targets.lengths)
+    kept = ~Lists(owner, shared_keys(targets.values, targets.values[:0])[0]).repeats()
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[kept], minlength=truth.rows)))).astype(np.int64)
+    return replace(truth, targets=IdLists(targets.values.filter(pa.array(kept)), offsets, targets.faults))
 
 
 def target_in_history(truth: Truth, *, block: int = 50_000) -> NDArray[np.bool_]:

@@ -36,21 +36,26 @@ class Lists:
     row: IntArray
     key: IntArray
 
-    def distinct(self) -> tuple[Lists, int]:
-        """The lists without repeated keys (the first of each stays), and how many entries went."""
+    def repeats(self) -> NDArray[np.bool_]:
+        """[M] whether the row has the key further up already; UNKNOWN never repeats."""
+        repeated = np.zeros(len(self.key), bool)
         known = np.flatnonzero(self.key >= 0)
         if len(known) == 0:
-            return self, 0
+            return repeated
         # Sorting values is ten times as fast as sorting with positions, and mostly there is nothing to remove.
         pairs = np.sort(self.row[known] * (int(self.key.max()) + 1) + self.key[known])
         if not (pairs[1:] == pairs[:-1]).any():
-            return self, 0
+            return repeated
         # A stable sort by (row, key): in a run of equal pairs the first is the one that came first in the list.
         order = known[np.lexsort((self.key[known], self.row[known]))]
-        repeat = (self.row[order[1:]] == self.row[order[:-1]]) & (self.key[order[1:]] == self.key[order[:-1]])
-        keep = np.ones(len(self.key), bool)
-        keep[order[1:][repeat]] = False
-        return Lists(self.row[keep], self.key[keep]), int(repeat.sum())
+        same = (self.row[order[1:]] == self.row[order[:-1]]) & (self.key[order[1:]] == self.key[order[:-1]])
+        repeated[order[1:][same]] = True
+        return repeated
+
+    def distinct(self) -> tuple[Lists, int]:
+        """The lists without repeated keys (the first of each stays), and how many entries went."""
+        kept = ~self.repeats()
+        return Lists(self.row[kept], self.key[kept]), int(len(kept) - kept.sum())
 
     def counts(self, rows: int) -> IntArray:
         """[rows] entries of each row."""
