@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,11 +72,56 @@ def test_inputs_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-def test_a_slip_in_the_model_s_name_costs_no_older_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "r.json").write_text("old")
-    given = ("--model", tmp_path / "modle", "--vocab", make_vocabulary(tmp_path / "vocab"))
-    assert bench(*given, "--out", tmp_path / "r.json", sizes=()) == 2
-    assert "modle: no such directory" in capsys.readouterr().err and (tmp_path / "r.json").read_text() == "old"
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    """Options of a run that would measure, each with its value."""
+    users = tmp_path / "u.parquet"
+    pq.write_table(pa.table({"user_id": ["a"], "history": [[100, 101]]}), users)
+    model, vocab = make_model(tmp_path / "model"), make_vocabulary(tmp_path / "vocab")
+    return {"--model": model, "--vocab": vocab, "--in": users, "--beam": 4, "--users": 1, "--baselines": "none"}
+
+
+_SLIPS: list[tuple[str, Any, str]] = [
+    ("--model", "modle", "modle: no such directory"),
+    ("--model", "vocab", "vocab"),
+    ("--vocab", "vocba", "vocba: no such directory"),
+    ("--vocab", "model", "model"),
+    ("--in", "nobody.parquet", "nobody.parquet"),
+    ("--in", "torn.parquet", "torn.parquet"),
+    ("--history-col", "clicks", "clicks"),
+    ("--context", "1", "at most 1 tokens"),
+    ("--budget", "-1", "--budget -1"),
+    ("--geometry", "qwen", "--geometry"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "said"), _SLIPS)
+def test_bad_input_costs_no_older_result(
+    option: str, value: str, said: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no more")
+    out, html = tmp_path / "r.json", tmp_path / "r.html"
+    out.write_text("old")
+    html.write_text("old page")
+    path = option in ("--model", "--vocab", "--in")
+    options = given | {option: tmp_path / value if path else value, "--out": out, "--html": html}
+    assert bench(*(part for pair in options.items() for part in pair), sizes=()) == 2
+    assert said in capsys.readouterr().err
+    assert out.read_text() == "old" and html.read_text() == "old page"
+
+
+def test_a_geometry_that_cannot_hold_the_context_costs_no_older_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.json"
+    sizes = (*_ROW, "--context", "9999", "--baselines", "none", "--out", str(out))
+    assert bench(sizes=sizes) == 2
+    assert read_record(out)["state"] == "failed"  # there was none
+    assert "stays as it was" not in capsys.readouterr().err
+    out.write_text("old")
+    assert bench(sizes=sizes) == 2
+    assert out.read_text() == "old"
+    assert capsys.readouterr().err.count(f"--out {out} stays as it was before: nothing was measured") == 1
 
 
 def test_pipes_and_one_file_twice_are_refused_and_links_stay_links(
@@ -104,23 +152,77 @@ def test_names_as_long_as_the_file_system_allows(tmp_path: Path, capsys: pytest.
 # ---- what they say --------------------------------------------------------------------------------------------------
 
 
-def test_an_older_result_makes_way_when_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_stands_from_the_beginning_where_there_is_no_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "r.json"
-    out.write_text('{"kind": "bench", "schema_version": 1, "state": "done", "command": ["older"]}')
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(run_module, "measure_ceilings", lambda *arguments: seen.append(read_record(out)) or 1 / 0)
-    assert bench("--out", out) == 1
-    assert seen[0]["state"] == "running" and seen[0]["command"] != ["older"]
+    seen: list[str] = []
+    monkeypatch.setattr(
+        run_module, "measure_ceilings", lambda *arguments: seen.append(read_record(out)["state"]) or 1 / 0
+    )
+    assert bench("--out", out) == 1 and seen == ["running"]
     left = read_record(out)
     assert left["state"] == "failed" and "ZeroDivisionError" in left["left_out"][0]["reason"]
+    out.write_text("old")
+    monkeypatch.setattr(run_module, "measure_ceilings", lambda *arguments: seen.append(out.read_text()) or 1 / 0)
+    assert bench("--out", out) == 1 and seen[1:] == ["old"] and out.read_text() == "old"
+
+
+_DIES_IN_ITS_SECOND_ROW = """
+import os, signal
+from xgr_cli.main import main
+from xgr_engine.bench.point import Row
+
+def measure(row, first=Row.measure):
+    return first(row) if row.workload.users == 1 else os.kill(os.getpid(), signal.SIGKILL)
+
+Row.measure = measure
+main()
+"""
+
+
+@pytest.mark.parametrize(("users", "states"), [("2", []), ("1,2", ["running"])])
+def test_an_older_result_makes_way_for_the_first_row(users: str, states: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    out.write_text("old")
+    more = ("--users", users, "--baselines", "none", "--no-ablations", "--budget", "0.01", "--device", "cpu")
+    command = [sys.executable, "-c", _DIES_IN_ITS_SECOND_ROW, "bench", *_ROW, *more, "--out", str(out)]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    if not states:
+        assert out.read_text() == "old"
+    else:
+        assert read_record(out)["state"] == "running" and len(read_record(out)["rows"]) == 1
+
+
+def test_a_stopped_run_says_no_more_of_its_file_than_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(run_module, "measure_ceilings", stop)
+    out = tmp_path / "r.json"
+    assert bench("--out", out, "-q") == 143
+    assert f"state interrupted: {out}" in capsys.readouterr().err and read_record(out)["state"] == "interrupted"
+    out.write_text("old")
+    assert bench("--out", out, "-q") == 143
+    said = capsys.readouterr().err
+    assert "state interrupted" not in said and f"{out} stays as it was" in said and out.read_text() == "old"
 
 
 def test_a_run_that_measured_nothing_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "r.json"
-    assert bench("--items", "20", "--codes", "2x1", "--out", out, "--json") == 1
+    out, html = tmp_path / "r.json", tmp_path / "r.html"
+    given = ("--items", "20", "--codes", "2x1", "--out", out, "--html", html, "--json")
+    assert bench(*given) == 1
     shown = capsys.readouterr()
-    assert json.loads(shown.out)["state"] == read_record(out)["state"] == "failed"
+    assert json.loads(shown.out)["state"] == read_record(out)["state"] == "failed" and html.exists()
     assert "nothing that was asked for could be measured" in shown.err and "code space is too small" in shown.err
+    for path in (out, html):
+        path.write_text("old")
+    assert bench(*given) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["state"] == "failed" and out.read_text() == html.read_text() == "old"
+    assert f"--html {html} stays as it was before" in shown.err and "report: " not in shown.err
 
 
 def test_a_row_that_does_not_fit_is_no_measured_row(

@@ -32,6 +32,7 @@ from xgr_cli.options import (
 from xgr_cli.output import Output, jsonable
 from xgr_cli.progress import make_progress
 from xgr_cli.signals import stop_on_signals
+from xgr_engine.bench.record import has_figures
 from xgr_engine.errors import OutputWriteError, UsageError
 from xgr_engine.job.stop import Stop, Stopped
 from xgr_engine.progress import ProgressSink
@@ -193,8 +194,9 @@ class _Run:
     out: Path | None
     progress: ProgressSink
     record: dict[str, Any] | None = None
-    unwritten: set[str] = field(default_factory=set)  # options whose files could not be written when last tried
-    _ours: tuple[int, int] | None = None  # what told the file of --out from others when it was last written
+    older: set[str] = field(default_factory=set)  # options whose files were there before the run
+    unwritten: set[str] = field(default_factory=set)  # options whose files were not written when last tried
+    _ours: tuple[int, int] | None = None  # tells the file of --out, as the run found or last wrote it, from others
 
     def measure(
         self, wishes: Callable[[], BenchWishes], configured: set[str], device: str, threads: int | None, stop: Stop
@@ -213,8 +215,10 @@ class _Run:
         stop.on_forced = self._last_words
         place = open_device(device, threads, self.output.note)
         options = choose_options(place, wishes(), configured)
-        files = {"--html": self.html, "--out": self.out}
-        check_places({flag: path for flag, path in files.items() if path is not None}, options)
+        files = {flag: path for flag, path in (("--html", self.html), ("--out", self.out)) if path is not None}
+        check_places(files, options)
+        self.older = {flag for flag, path in files.items() if path.exists()}
+        self._ours = _identity(self.out) if self.out else None
         caller = BenchCaller(tuple(sys.argv[1:]), self.progress, note, self._keep)
         try:
             record = run_bench(options, place, caller)
@@ -236,7 +240,9 @@ class _Run:
         if self.output.json_mode or ("ceilings" in record and record["rows"]):
             self._show(record)
         at, seconds, rows = record["stopped"], record["seconds"], len(record["rows"])
-        kept = f"; the record so far, state interrupted: {self.out}" if self.out else ""
+        kept = (
+            f"; the record so far, state interrupted: {self.out}" if self.out and "--out" not in self.unwritten else ""
+        )
         planned = f": {rows} of {at['rows_planned']} rows measured" if at["rows_planned"] else ""
         self.output.error(f"{stopped} after {seconds:,.0f} s, at {at['part']}{planned}{kept}")
         return stopped.exit_code
@@ -249,25 +255,34 @@ class _Run:
             return
         found = _identity(out)
         if self._ours and found and self._ours != found:
-            self._not_written("--out", out, "another run writes it too")
+            self._not_written("--out", f"{out} cannot be written: another run writes it too")
             return
-        self._write("--out", out, lambda: write_record(out, jsonable(record)))
-        if first and self.unwritten:
+        if self._write("--out", out, record, lambda: write_record(out, jsonable(record))):
+            self._ours = _identity(out)
+        elif first and self.unwritten:
             raise OutputWriteError(f"--out {out}: cannot be written", hint="name a file somewhere else")
-        self._ours = _identity(out)
 
-    def _write(self, flag: str, path: Path, write: Callable[[], object]) -> None:
-        """A file that cannot be written takes nothing along: what was measured is shown."""
+    def _write(self, flag: str, path: Path, record: dict[str, Any], write: Callable[[], object]) -> bool:
+        """Whether it was written. An older file stays until there are figures to replace it with.
+
+        A file that cannot be written takes nothing along: what was measured is shown.
+        """
+        if flag in self.older and not has_figures(record):
+            if record["state"] != "running":
+                self._not_written(flag, f"{path} stays as it was before: nothing was measured")
+            return False
         try:
             write()
         except (OSError, UsageError) as error:
-            self._not_written(flag, path, (error.strerror if isinstance(error, OSError) else "") or str(error))
-        else:
-            self.unwritten.discard(flag)
+            why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            self._not_written(flag, f"{path} cannot be written: {why}")
+            return False
+        self.unwritten.discard(flag)
+        return True
 
-    def _not_written(self, flag: str, path: Path, why: str) -> None:
+    def _not_written(self, flag: str, text: str) -> None:
         if flag not in self.unwritten:
-            self.output.warn(f"{flag} {path} cannot be written: {why}")
+            self.output.warn(f"{flag} {text}")
         self.unwritten.add(flag)
 
     def _last_words(self, stopped: Stopped) -> None:
@@ -285,10 +300,9 @@ class _Run:
             for text in record["warnings"]:
                 self.output.warn(text)
         self.output.result(record, lambda out: show_bench(out, record))
-        if (html := self.html) is not None and "ceilings" in record:
-            self._write("--html", html, lambda: write_page(html, record))
-            if "--html" not in self.unwritten:
-                self.output.note(f"report: {html}")
+        html = self.html if "ceilings" in record else None
+        if html is not None and self._write("--html", html, record, lambda: write_page(html, record)):
+            self.output.note(f"report: {html}")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ def check_places(places: Mapping[str, Path], options: BenchOptions) -> None:
 
     Raises:
         UsageError: one is no file, is another, or belongs to what the run reads; or its place cannot be written.
-        InputError: there is no model or vocabulary, and an older result is not to be replaced for a slip of the pen.
+        InputError: there is no model or vocabulary.
     """
     directories = [(flag, name) for flag, name in (("--model", options.model), ("--vocab", options.vocab)) if name]
     for flag, name in directories:

@@ -20,6 +20,16 @@ def write_record(path: Path, record: Any) -> None:
     write_text(path, json.dumps({"schema_version": SCHEMA_VERSION, **record}, indent=1) + "\n")
 
 
+def has_figures(record: dict[str, Any]) -> bool:
+    """Whether a run measured anything of what it was asked for; ceilings and a timeline alone are nothing."""
+    entries = [one for row in record["rows"] for one in row["contenders"]] + record["online"] + record["attention"]
+    if record["constraint"]:
+        entries += record["constraint"]["sizes"]
+    if record["ablations"]:
+        entries.append(record["ablations"]["whole"])
+    return any(entry["status"] == "ok" for entry in entries)
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """A record that ``--json`` or ``--out`` wrote.
 

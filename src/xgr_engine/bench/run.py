@@ -28,7 +28,7 @@ from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import phase_times, timeline
 from xgr_engine.bench.point import Budget, Row
 from xgr_engine.bench.prompts import prompts_of
-from xgr_engine.bench.record import KIND
+from xgr_engine.bench.record import KIND, has_figures
 from xgr_engine.bench.workloads import (
     BenchCatalog,
     BenchModel,
@@ -112,7 +112,7 @@ class Bench:
 
     def run(self) -> Record:
         """Everything the options ask for. A run that is stopped keeps what it has as ``interrupted``."""
-        self.caller.keep(self.record)  # from now on an older result in its place is no result of this run
+        self.caller.keep(self.record)
         try:
             self._run()
         except (Stopped, KeyboardInterrupt, SystemExit) as stop:
@@ -162,15 +162,7 @@ class Bench:
 
     def _measured(self) -> bool:
         """Whether a row was measured; without rows, anything else that was asked for."""
-        record, entries = self.record, []
-        if self.options.rows:
-            return any(_has_figures(row) for row in record["rows"])
-        if record["constraint"]:
-            entries += record["constraint"]["sizes"]
-        if record["ablations"]:
-            entries.append(record["ablations"]["whole"])
-        entries += record["online"] + record["attention"]
-        return any(entry["status"] == "ok" for entry in entries)
+        return any(map(_row_has_figures, self.record["rows"])) if self.options.rows else has_figures(self.record)
 
     def _needs_models(self) -> bool:
         options = self.options
@@ -268,7 +260,7 @@ class Bench:
         size = f"{workload.context} tokens x {users} x W {workload.search.beam}"
         before = len(self.record["rows"])
         self._part(f"{workload.model.name}, {size}", measure)
-        self.caller.progress.advance(sum(_has_figures(row) for row in self.record["rows"][before:]))
+        self.caller.progress.advance(sum(map(_row_has_figures, self.record["rows"][before:])))
 
     def _part(self, name: str, measure: Callable[[], None], *, brief: bool = False) -> None:
         """A part that fails is reported, and does not take the rest along. A brief one may begin after the limit."""
@@ -368,7 +360,7 @@ class Bench:
         return {"status": "ok", **found}
 
 
-def _has_figures(row: Record) -> bool:
+def _row_has_figures(row: Record) -> bool:
     """Whether any contender of a row ran."""
     return any(one["status"] == "ok" for one in row["contenders"])
 
