@@ -13,14 +13,16 @@ from job_support import Place
 
 from xgr_engine.catalog.vocabulary import load_vocabulary
 from xgr_engine.checkpoint.model_dir import load_model_dir
+from xgr_engine.job import audit as audit_module
 from xgr_engine.job import run as run_module
+from xgr_engine.job import shard_work
 from xgr_engine.job.audit import Audit, AuditError
 from xgr_engine.job.histories import HistoryResolver
-from xgr_engine.job.inputs import open_inputs
+from xgr_engine.job.inputs import RowReader, open_inputs
 from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.shard_work import Finisher, ShardWork
-from xgr_engine.job.shards import plan_shards
+from xgr_engine.job.shards import PIECE_ROWS, cut, plan_shards
 
 Rows = list[dict[str, Any]]
 
@@ -68,6 +70,14 @@ PLANTED: dict[str, tuple[Callable[[Rows], Any], str, int]] = {
 }
 
 
+@pytest.fixture(params=[None, 1], ids=["in one piece", "row by row"])
+def cut_small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts do not depend on the pieces in which a part is read again."""
+    if request.param is not None:
+        monkeypatch.setattr(audit_module, "cut", lambda shard: cut(shard, request.param))
+
+
+@pytest.mark.usefixtures("cut_small")
 @pytest.mark.parametrize("planted", PLANTED)
 def test_planted_rows_are_counted(place: Place, planted: str) -> None:
     users = place.users([[100], [101], [102], []], exclude=pa.array([[105], [], None, []], pa.list_(pa.int64())))
@@ -83,6 +93,7 @@ def test_planted_rows_are_counted(place: Place, planted: str) -> None:
     assert f"{count}={expected}" in audit.line() and audit.faults >= expected
 
 
+@pytest.mark.usefixtures("cut_small")
 def test_planted_rows_of_the_long_layout_are_counted(place: Place) -> None:
     users = place.users([[100], [101], []])
     options = place.options(users, layout="long", max_rejects="0", exclude_seen=True)
@@ -136,6 +147,25 @@ def test_an_unreadable_part_fails_the_audit_with_its_name(place: Place) -> None:
     part.write_bytes(part.read_bytes()[:-20])
     with pytest.raises(AuditError, match="part-00000"):
         audit_again(place, options)
+
+
+def test_histories_are_read_again_in_pieces_however_large_the_shard(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard of long histories at once would take gigabytes after all is computed, and again with each new start."""
+    asked: list[int] = []
+
+    class Counting(RowReader):
+        def read(self, file: int, start: int, stop: int) -> Any:
+            asked.append(stop - start)
+            return super().read(file, start, stop)
+
+    options = place.options(place.users([[100]] * (2 * PIECE_ROWS) + [[]]), max_rejects="0", exclude_seen=True)
+    place.run(options)
+    monkeypatch.setattr(shard_work, "RowReader", Counting)
+    audit = audit_again(place, options)
+    assert (audit.users, audit.rejected, audit.faults) == (2 * PIECE_ROWS, 1, 0)
+    assert sum(asked) == 2 * PIECE_ROWS + 1 and max(asked) <= PIECE_ROWS
 
 
 def test_the_rule_in_force_is_said(place: Place) -> None:

@@ -6,6 +6,8 @@ histories (has this user had it?). A file somebody damaged after it was written 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from xgr_engine.job.filters import open_filters, user_texts
 from xgr_engine.job.histories import HistoryResolver, Ragged
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.options import RecommendOptions
-from xgr_engine.job.shards import Shard
+from xgr_engine.job.shards import Piece, Shard, cut
 
 
 class AuditError(XgrError):
@@ -97,7 +99,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class _Written:
-    """Recommendations of one part file, flat, in file order; ``owner`` is the row of the shard."""
+    """Recommendations of one piece of a part file, flat, in file order; ``owner`` is the row of the piece."""
 
     owner: NDArray[np.int64]
     item_ids: pa.Array
@@ -127,18 +129,41 @@ class Auditor:
         # read anew: what the search was told is not taken from it
         self._filters = open_filters(options.filters, options.histories.match, vocabulary)
 
-    def part(self, path: Path, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> Audit:
+    def part(self, path: Path, shard: Shard, read: Callable[[Piece], Rows], rejected: NDArray[np.int64]) -> Audit:
         """Counts one part file.
 
         Args:
             path: the file; shard: what it should hold.
-            rows: the shard's input rows, read again.
-            rejected: rows of the shard, from 0, that the rejects file names.
+            read: reads input rows again. Piece by piece, as the run did: a shard of long histories takes gigabytes.
+            rejected: rows of the shard's input file that the rejects file names.
 
         Raises:
             AuditError: the file cannot be read, or has not the columns of the layout.
         """
-        written = self._read(path, shard, rows, rejected)
+        total = Audit()
+        with _read_back(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+        for piece in cut(shard):
+            rows = read(piece)
+            own = rejected[(rejected >= piece.start) & (rejected < piece.stop)] - piece.start
+            with _read_back(path):
+                written = self._read(self._of_piece(table, piece), piece, rows, own)
+            total += self._count(written, rows)
+        return total
+
+    def _of_piece(self, table: pa.Table, piece: Piece) -> pa.Table:
+        """The rows of a part that stand where those of a piece should. Each row is in one piece, so that one in the
+        wrong place counts there."""
+        if self._options.layout == "long":
+            row = table.column("row").to_numpy()
+            begin = int((row < piece.first_row).sum())
+            end = int((row < piece.first_row + piece.rows).sum())
+        else:
+            begin, end = piece.start - piece.shard.start, piece.stop - piece.shard.start
+        begin = begin if piece.start > piece.shard.start else 0
+        return table.slice(begin, None if piece.last else end - begin)
+
+    def _count(self, written: _Written, rows: Rows) -> Audit:
         item_rows = self._vocabulary.rows_of(written.item_ids)
         valid = item_rows >= 0
         valid[valid] &= self._sid_agrees(written.sids.filter(pa.array(valid)), item_rows[valid])
@@ -162,28 +187,20 @@ class Auditor:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _read(self, path: Path, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
-        try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                table = file.read()
-            read = self._read_long if self._options.layout == "long" else self._read_nested
-            return read(table, shard, rows, rejected)
-        except (OSError, KeyError, pa.ArrowException) as error:
-            raise AuditError(
-                f"{path}: cannot be read back: {error}",
-                hint="check the disk, then run again with --fresh",
-            ) from error
+    def _read(self, table: pa.Table, piece: Piece, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
+        read = self._read_long if self._options.layout == "long" else self._read_nested
+        return read(table, piece, rows, rejected)
 
-    def _read_nested(self, table: pa.Table, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
-        wrong_rows = abs(table.num_rows - shard.rows)
-        length = min(table.num_rows, shard.rows)
+    def _read_nested(self, table: pa.Table, piece: Piece, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
+        wrong_rows = abs(table.num_rows - piece.rows)
+        length = min(table.num_rows, piece.rows)
         table = table.slice(0, length)
         items = table.column("items").combine_chunks()
         with_list = items.is_valid().to_numpy(zero_copy_only=False)
         counts = pc.fill_null(pc.list_value_length(items), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         flat = items.flatten()
         short = table.column("short").to_numpy()
-        should_have = np.ones(shard.rows, np.bool_)
+        should_have = np.ones(piece.rows, np.bool_)
         should_have[rejected] = False
         marked_wrongly = with_list != should_have[:length]
         expected_short = counts < self._options.search.top_k
@@ -202,13 +219,13 @@ class Auditor:
             misplaced=int(marked_wrongly.sum()) + wrong_rows,
         )
 
-    def _read_long(self, table: pa.Table, shard: Shard, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
-        owner = table.column("row").to_numpy() - shard.first_row
-        inside = (owner >= 0) & (owner < shard.rows)
+    def _read_long(self, table: pa.Table, piece: Piece, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
+        owner = table.column("row").to_numpy() - piece.first_row
+        inside = (owner >= 0) & (owner < piece.rows)
         outside = int((~inside).sum())
         table, owner = table.filter(pa.array(inside)), owner[inside]
-        counts = np.bincount(owner, minlength=shard.rows)
-        with_list = np.ones(shard.rows, np.bool_)
+        counts = np.bincount(owner, minlength=piece.rows)
+        with_list = np.ones(piece.rows, np.bool_)
         with_list[rejected] = False
         rank = table.column("rank").to_numpy()
         starts = np.flatnonzero(np.diff(owner, prepend=-1) != 0)
@@ -307,6 +324,18 @@ class Auditor:
             return 0
         at = np.searchsorted(forbidden, keys).clip(max=len(forbidden) - 1)
         return int((forbidden[at] == keys).sum())
+
+
+@contextmanager
+def _read_back(path: Path) -> Iterator[None]:
+    """A part file that is damaged, or lacks a column, is a fault of the output."""
+    try:
+        yield
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise AuditError(
+            f"{path}: cannot be read back: {error}",
+            hint="check the disk, then run again with --fresh",
+        ) from error
 
 
 def _keys(owner: NDArray[np.int64], items: NDArray[np.int32], num_items: int) -> NDArray[np.int64]:

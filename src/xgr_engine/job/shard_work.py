@@ -295,12 +295,13 @@ class Finisher:
     def audit(self, shards: Sequence[Shard]) -> Audit:
         """Reads every part file and its input rows again and counts."""
         reader = RowReader(self._inputs)
-        total: Audit | None = None
+        total = Audit()
+
+        def read(piece: Piece) -> Rows:
+            return reader.read(piece.shard.file, piece.start, piece.stop)
+
         for shard in shards:
             self._check()
-            rejected = _read_table(self._out.sidecar(shard)).column("row").to_numpy().astype(np.int64) - shard.start
-            rows = reader.read(shard.file, shard.start, shard.stop)
-            part = self._auditor.part(self._out.part(shard), shard, rows, rejected)
-            total = part if total is None else total + part
-        assert total is not None  # there is always one shard
+            rejected = _read_table(self._out.sidecar(shard)).column("row").to_numpy().astype(np.int64)
+            total += self._auditor.part(self._out.part(shard), shard, read, rejected)
         return total
