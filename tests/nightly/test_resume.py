@@ -13,6 +13,7 @@ from job_support import Place
 from nightly_support import Stage, rows_of, same_output, write_users
 
 from xgr_engine.errors import HistoryError, InputError, OutputExistsError, XgrError
+from xgr_engine.job import run as run_module
 from xgr_engine.job.options import OperationOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.run import plan_job
@@ -32,6 +33,13 @@ def fails_at(batch: int, error: BaseException) -> Any:
             raise error
 
     return before
+
+
+def raises(error: BaseException) -> Any:
+    def instead(*given: Any) -> None:
+        raise error
+
+    return instead
 
 
 @pytest.fixture
@@ -327,7 +335,7 @@ def damage(path: Path, group: int) -> None:
 
 @pytest.mark.parametrize("how", [{"compression": "zstd"}, {"compression": "none", "write_page_checksum": True}])
 def test_a_corrupt_row_group_costs_only_its_shards(
-    place: Place, stage: Stage, users: Path, whole: Path, how: dict[str, Any]
+    place: Place, stage: Stage, users: Path, whole: Path, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other shard is finished; with a good copy in place the same command computes the rest."""
     write_users(users, SHARDS * SHARD_ROWS, 80, **how)
@@ -343,6 +351,10 @@ def test_a_corrupt_row_group_costs_only_its_shards(
     assert record["state"] == "unreadable" and not (place.out / "_SUCCESS").exists()
     assert record["shards_finished"] == record["shards"] - len(lost) == len(list(place.out.glob("part-*")))
     assert isinstance(stage.run(options).failure, InputError) and stage.calls == []
+    # nor does an attempt that ends before it reads the damage again
+    with pytest.raises(Gone), monkeypatch.context() as patch:
+        patch.setattr(run_module, "_pipeline", raises(Gone()))
+        stage.run(options)
     shutil.copyfile(good, users)
     # a kill between the two changes nothing
     with pytest.raises(Gone):

@@ -69,6 +69,9 @@ def first_record(subject: Subject, earlier: Earlier, argv: Sequence[str], origin
     }
     if others := [known for known in earlier.fingerprints if known != own]:
         record["earlier_fingerprints"] = others
+    if before.get("fingerprint") == own and "unreadable" in before:
+        # until the rows are read: if this attempt is killed, the next must still know what a good copy mends
+        record["unreadable"] = before["unreadable"]
     return record
 
 

@@ -336,6 +336,7 @@ def _unreadable(job: OpenedJob, work: ShardWork, record: dict[str, Any]) -> XgrE
 def _finish(job: OpenedJob, finisher: Finisher, record: dict[str, Any], started: float) -> JobReport:
     """Rejects file, audit, verdict, manifest, ``_SUCCESS``: in this order, so that the last file proves the rest."""
     merged = finisher.merge(job.shards)
+    record.pop("unreadable", None)
     rejected = sum(merged.reasons.values())
     record["counts"] = {
         **merged.counts,
