@@ -81,6 +81,18 @@ def test_ranges_in_order_read_every_row_once(tmp_path: Path, cuts: list[int], gr
     assert users == list(range(40))
 
 
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+def test_lists_of_dictionary_values_may_span_row_groups(tmp_path: Path, kind: Any) -> None:
+    """Each row group has a dictionary of its own, which Arrow cannot join inside a list."""
+    rows = [[f"i{row % 5}", f"i{row % 3}"] if row % 4 else None for row in range(20)]
+    history = pa.array(rows, kind(pa.dictionary(pa.int32(), pa.string())))
+    path = tmp_path / "u.parquet"
+    pq.write_table(pa.table({"user_id": range(20), "history": history}), path, row_group_size=6)
+    inputs = open_inputs(options(path, keep=("history",)))
+    got = RowReader(inputs).read(0, 3, 17)
+    assert got.lists["history"].to_pylist() == got.table["history"].to_pylist() == rows[3:17]
+
+
 def test_only_needed_columns_are_read(tmp_path: Path) -> None:
     inputs = open_inputs(options(write(tmp_path / "u.parquet", 3, 3)))
     rows = RowReader(inputs).read(0, 0, 3)

@@ -151,12 +151,14 @@ class ParquetFormat(_Format):
             while first < file.metadata.num_row_groups and file.metadata.row_group(first).num_rows <= skip:
                 skip -= file.metadata.row_group(first).num_rows
                 first += 1
-            groups = list(range(first, file.metadata.num_row_groups))
-            if not groups:
-                return
             names = list(dict.fromkeys((*schema.names, *columns.lists)))
-            stream = file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=names, use_threads=False)
-            yield from _drop_rows((_from_arrow(batch, schema, columns) for batch in stream), skip)
+            # Group by group: a batch across two cannot hold a list of dictionary values, as each group has its own.
+            stream = (
+                _from_arrow(batch, schema, columns)
+                for group in range(first, file.metadata.num_row_groups)
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names, use_threads=False)
+            )
+            yield from _drop_rows(stream, skip)
 
 
 class CsvFormat(_Format):
