@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from bench_support import CPU, TINY, judged, tiny_model, tiny_workload
 
-from xgr_engine.bench import point
+from xgr_engine.bench import row_samples, warming
 from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableError, RankedSids, make_contender
 from xgr_engine.bench.baselines.hf_weights import named_tensors
 from xgr_engine.bench.choices import BenchWishes, choose_options
 from xgr_engine.bench.foreign.packages import Package
-from xgr_engine.bench.measure import interleaved
+from xgr_engine.bench.measure import Budget, interleaved
 from xgr_engine.bench.options import parse_codes, parse_count, parse_counts, preset_options
 from xgr_engine.bench.parity import judge
-from xgr_engine.bench.point import Budget, Row
+from xgr_engine.bench.row import Row
 from xgr_engine.bench.workloads import Batch, Workload, random_weights, synthetic_catalog
 from xgr_engine.errors import UsageError
 
@@ -137,7 +137,7 @@ def test_a_row_ends_soon_after_the_time_limit_and_keeps_what_it_has(monkeypatch:
     monkeypatch.setattr(variants, "FullSort", SlowToWarm)
     monkeypatch.setattr(variants, "Eager", SlowToPrepare)
     monkeypatch.setattr(Budget, "over", lambda self: late)
-    monkeypatch.setattr(point, "_load", lambda contender, workload: None)
+    monkeypatch.setattr(warming, "_load", lambda contender, workload: None)
     names = ["xgr", "xgr-full-sort", "xgr-eager", "paged"]
     row = Row(tiny_workload(), names, Budget(0.5, 50), lambda text: None).measure()
     found = {one["name"]: one for one in row["contenders"]}
@@ -171,7 +171,7 @@ def test_a_contender_that_fails_after_some_samples_keeps_them(monkeypatch: pytes
         return measure(*args, **more)
 
     monkeypatch.setattr(variants, "FullSort", Tires)
-    monkeypatch.setattr(point, "interleaved", timed)
+    monkeypatch.setattr(row_samples, "interleaved", timed)
     row = Row(tiny_workload(), ["xgr", "xgr-full-sort"], Budget(0.5, 4), lambda text: None).measure()
     whole, tires = row["contenders"]
     assert tires["status"] == "ok" and tires["latency_ms"]["samples"] == 2
@@ -194,12 +194,12 @@ def test_a_long_batch_of_what_preparing_has_run_is_computed_once(monkeypatch: py
             return super().run(batch)
 
     monkeypatch.setattr(variants, "FullSort", Prepared)
-    monkeypatch.setattr(point, "_load", lambda contender, workload: None)
+    monkeypatch.setattr(warming, "_load", lambda contender, workload: None)
     monkeypatch.setattr(measure, "_LONG_S", 0.0)
     workload = tiny_workload()
     row = Row(workload, ["xgr", "xgr-full-sort"], Budget(1e-9, 50), lambda text: None).measure()
     whole, long = row["contenders"]
-    assert runs == [workload.users, point._COMPARED_USERS]  # the sample, and the answer that is compared
+    assert runs == [workload.users, warming._COMPARED_USERS]  # the sample, and the answer that is compared
     assert long["latency_ms"]["samples"] == 1 and long["latency_ms"]["warm_up_runs"] == 0
     assert not long["interleaved"] and any("one run by itself" in note for note in long["notes"])
     assert long["parity"]["marks"] == [] and long["device_peak_bytes"] is None and long["host_peak_bytes"] > 0

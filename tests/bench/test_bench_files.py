@@ -21,9 +21,9 @@ from job_support import make_model, make_vocabulary
 from xgr_cli.main import run
 from xgr_engine.bench import record as record_module
 from xgr_engine.bench import run as run_module
-from xgr_engine.bench.point import Row
 from xgr_engine.bench.record import read_record
 from xgr_engine.bench.report import page as page_module
+from xgr_engine.bench.row import Row
 from xgr_engine.errors import UsageError
 
 _NO_ROWS = ("--preset", "static", "--items", "100", "--codes", "16x2", "--users", "1", "--beam", "4")
@@ -171,7 +171,7 @@ def test_a_record_stands_from_the_beginning_where_there_is_no_older_one(
 _DIES_IN_ITS_SECOND_ROW = """
 import os, signal
 from xgr_cli.main import main
-from xgr_engine.bench.point import Row
+from xgr_engine.bench.row import Row
 
 def measure(row, first=Row.measure):
     return first(row) if row.workload.users == 1 else os.kill(os.getpid(), signal.SIGKILL)

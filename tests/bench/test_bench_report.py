@@ -499,10 +499,10 @@ def _begun(tmp_path: Path, out: Path, *arguments: str, program: str = "") -> sub
 # the second row hangs in an engine of another process, which has a checkpoint
 _SECOND_ROW_HANGS = """
 import sys
-from xgr_engine.bench import point
+from xgr_engine.bench.row import Row
 from xgr_engine.bench.foreign import process
 
-def measure(row, first=point.Row.measure):
+def measure(row, first=Row.measure):
     if row.workload.users == 1:
         return first(row)
     process.new_folder().joinpath("model.safetensors").write_text("weights")
@@ -511,7 +511,7 @@ def measure(row, first=point.Row.measure):
 process.subprocess.Popen = lambda command, popen=process.subprocess.Popen, **more: popen(
     [sys.executable, "-c", "import time, os; print(os.getpid(), file=open(os.environ['TMPDIR'] + '.pid', 'w')); "
      "time.sleep(600)"], **more)
-point.Row.measure = measure
+Row.measure = measure
 from xgr_cli.main import main
 main()
 """

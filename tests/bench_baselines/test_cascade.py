@@ -19,8 +19,9 @@ from xgr_engine.bench.baselines.cascade import Cascade, CascadeDecoder, CascadeR
 from xgr_engine.bench.baselines.cascade_plan import CascadePlans, trial
 from xgr_engine.bench.foreign.packages import FLASHINFER, Package
 from xgr_engine.bench.geometries import GEOMETRIES
+from xgr_engine.bench.measure import Budget
 from xgr_engine.bench.parity import judge
-from xgr_engine.bench.point import Budget, Row
+from xgr_engine.bench.row import Row
 from xgr_engine.bench.workloads import Workload, random_weights, synthetic_catalog
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.options import SearchOptions

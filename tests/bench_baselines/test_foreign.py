@@ -20,10 +20,10 @@ from xgr_engine.bench.foreign.packages import FLASHREC, VLLM, installed_packages
 from xgr_engine.bench.foreign.process import Process, end_all, new_folder, visible
 from xgr_engine.bench.geometries import Geometry
 from xgr_engine.bench.machine import describe_machine
-from xgr_engine.bench.measure import Samples, interleaved
+from xgr_engine.bench.measure import Budget, Samples, interleaved
 from xgr_engine.bench.parity import judge
-from xgr_engine.bench.point import Budget, Row
 from xgr_engine.bench.report.tables import row_table
+from xgr_engine.bench.row import Row
 from xgr_engine.bench.workloads import BenchModel, Workload, random_weights, synthetic_catalog
 from xgr_engine.errors import XgrError
 from xgr_engine.options import SearchOptions

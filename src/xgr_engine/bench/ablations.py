@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from xgr_engine.bench.point import Budget, Row
+from xgr_engine.bench.measure import Budget
+from xgr_engine.bench.row import Row
 from xgr_engine.bench.workloads import Workload
 
 Note = Callable[[str], None]

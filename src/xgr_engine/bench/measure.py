@@ -17,6 +17,19 @@ _LONG_S = 3.0  # the drift that interleaving is for is small beside such a run
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Seconds of latency samples a contender, the most samples, and when (monotonic clock) no other may begin."""
+
+    seconds: float
+    max_repeats: int
+    deadline: float = float("inf")
+
+    def over(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() > self.deadline
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A figure with its 95 % interval (equal to the figure where one sample is all there is)."""
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from xgr_engine.errors import InputError
+from xgr_engine.errors import InputError, XgrError
 from xgr_engine.files import write_text
 
 KIND = "bench"
@@ -53,6 +53,12 @@ def read_record(path: Path) -> dict[str, Any]:
             hint="measure again with this xgr, or compare with the one that wrote the file",
         )
     return record
+
+
+def one_line(error: BaseException) -> str:
+    """An error as a record says it."""
+    text = error.what if isinstance(error, XgrError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:300]
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

@@ -22,13 +22,14 @@ from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
 from xgr_engine.bench.foreign.process import end_all
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.machine import Watch, describe_machine, measure_ceilings
+from xgr_engine.bench.measure import Budget
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.online import Trials, measure_online
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import phase_times, timeline
-from xgr_engine.bench.point import Budget, Row
 from xgr_engine.bench.prompts import prompts_of
-from xgr_engine.bench.record import KIND, has_figures
+from xgr_engine.bench.record import KIND, has_figures, one_line
+from xgr_engine.bench.row import Row
 from xgr_engine.bench.workloads import (
     BenchCatalog,
     BenchModel,
@@ -39,7 +40,7 @@ from xgr_engine.bench.workloads import (
     random_weights,
     synthetic_catalog,
 )
-from xgr_engine.errors import UsageError, XgrError
+from xgr_engine.errors import UsageError
 from xgr_engine.job.stop import Stopped
 from xgr_engine.options import SearchOptions
 from xgr_engine.progress import NoProgress, ProgressSink
@@ -276,10 +277,8 @@ class Bench:
         self.caller.keep(self.record)
 
     def _leave_out(self, part: str, error: Exception) -> None:
-        reason = error.what if isinstance(error, XgrError) else f"{type(error).__name__}: {error}"
-        if is_out_of_memory(error):
-            reason = "out of memory"
-        self.record["left_out"].append({"part": part, "reason": " ".join(reason.split())[:300]})
+        reason = "out of memory" if is_out_of_memory(error) else one_line(error)
+        self.record["left_out"].append({"part": part, "reason": reason})
 
     def _in_time(self, part: str) -> bool:
         limit = self.options.time_limit_s
