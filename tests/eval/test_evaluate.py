@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -246,3 +247,40 @@ def test_token_histories_give_no_figures_for_unseen_targets(tmp_path: Path) -> N
 def test_bad_list_lengths(ks: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="--k"):
         EvalOptions("recs", ("users.parquet",), ks=ks)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 0], [1, 1, 0], [0, None, 1], [-1, 0, 1], [0, 1, 1.5], [0, 1, 2**64 - 1]])
+def test_long_file_whose_row_numbers_do_not_ascend_is_refused(tmp_path: Path, rows: list[float]) -> None:
+    """A row in two places would be measured by the last of them alone."""
+    vocab = make_vocabulary(tmp_path)
+    users = write_users(tmp_path, user_id=["a", "b"], target=[10, 20])
+    kind = pa.uint64() if rows[-1] > 2**63 else None
+    pq.write_table(pa.table({"row": pa.array(rows, kind), "item_id": [10, 20, 12]}), tmp_path / "long.parquet")
+    with pytest.raises(InputError, match="ascending order"):
+        run(tmp_path / "long.parquet", users, vocab=str(vocab), align="position")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"rows": None},
+        {"shards": "1"},
+        {"options": {}},
+        {"options": None},
+        {"vocab": None},
+        {"vocab": {"path": 5, "content_hash": ""}},
+        {"inputs": [{}]},
+        {"inputs": [{"bytes": "x", "sha256": ""}]},
+    ],
+)
+def test_edited_manifest_is_told_as_damaged(tmp_path: Path, damage: dict[str, object]) -> None:
+    vocab = make_vocabulary(tmp_path)
+    users = write_users(tmp_path, user_id=[1], target=[10])
+    recs = write_output(tmp_path, nested([1], [[10]]), inputs=[users], vocab=vocab)
+    path = recs / "_xgr" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    with pytest.raises(InputError, match="is damaged"):
+        run(recs, users)
+    path.write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is damaged"):
+        run(recs, users)

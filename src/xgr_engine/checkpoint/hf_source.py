@@ -54,7 +54,7 @@ def read_config(source: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{source}: has no {CONFIG_FILE}", hint="give the directory of the model") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot read the file", why=str(error)) from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: must hold one JSON object")
@@ -89,7 +89,7 @@ def find_weights(source: Path, model_class: str = "AutoModelForCausalLM") -> Wei
             weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
             shards = sorted(set(weight_map.values()))
             outside = [shard for shard in shards if Path(shard).name != shard]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{index_path}: cannot read the index", why=repr(error)) from error
         if outside:
             raise CheckpointError(f"{index_path}: names a file outside its directory: {outside[0]}")

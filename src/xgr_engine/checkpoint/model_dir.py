@@ -150,7 +150,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         )
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: cannot read the file", why=str(error), hint=_AGAIN) from error
     if not isinstance(record, dict) or record.get("kind") != KIND:
         raise CheckpointError(f"{file}: does not describe a model", hint="give a directory that `xgr convert` wrote")

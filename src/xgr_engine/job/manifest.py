@@ -110,7 +110,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("kind") != KIND:
         return None
@@ -128,6 +128,6 @@ def is_damaged(path: Path) -> bool:
         return False
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return True
     return not isinstance(record, dict) or "kind" not in record

@@ -149,11 +149,15 @@ class Recommendations:
         return rows == len(users) or (self.layout == "long" and self.run.rows == len(users))
 
     def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        last = 0
         for path in self.files:
             try:
                 # a damaged page must be an error, not other items
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    yield from file.iter_batches(CHUNK_ROWS, columns=columns, use_threads=False)
+                    for batch in file.iter_batches(CHUNK_ROWS, columns=columns, use_threads=False):
+                        if "row" in columns:
+                            last = _check_row_numbers(batch.column("row"), last, path)
+                        yield batch
             except (pa.ArrowException, OSError) as error:
                 raise InputError(f"{path}: cannot be read: {error}") from error
 
@@ -204,6 +208,19 @@ class Recommendations:
         )
 
 
+def _check_row_numbers(row: pa.Array, at_least: int, file: Path) -> int:
+    """The last of the numbers. Raises an InputError unless they are whole and ascend from ``at_least``."""
+    if pa.types.is_integer(row.type) and not row.null_count:
+        numbers = np.concatenate(([at_least], row.to_numpy().astype(np.int64)))
+        if (numbers[1:] >= numbers[:-1]).all():
+            return int(numbers[-1])
+    raise InputError(
+        f"{file}: the column row does not hold whole numbers from 0 in ascending order",
+        why="all recommendations of a row stand together, best first, in the order of the rows",
+        hint="sort the file by row and rank; rows are numbered from 0",
+    )
+
+
 def _group_starts(table: pa.Table) -> NDArray[np.int64]:
     row = table["row"].to_numpy()
     return np.flatnonzero(np.concatenate(([True], row[1:] != row[:-1]))).astype(np.int64)
@@ -226,11 +243,7 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
     else:
         raise InputError(f"--recs {path}: no such file or directory", hint="give the directory that recommend wrote")
     if is_damaged(OutDir(path).manifest):
-        raise InputError(
-            f"--recs {path}: {OutDir(path).manifest} is damaged",
-            why="what the run was for, and whether it finished, cannot be told any more",
-            hint="put a good copy of the manifest back, or let xgr recommend write the output again with --fresh",
-        )
+        raise _damaged(path)
     manifest = read_manifest(OutDir(path).manifest)
     if manifest is not None and not OutDir(path).success.is_file():
         raise InputError(
@@ -238,7 +251,7 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
             why="figures over a part of the users would pass for figures over all of them",
             hint="let xgr recommend complete it first",
         )
-    run = RunInfo.of(manifest) if manifest is not None else RunInfo()
+    run = _run_info(path, manifest)
     if not files:
         raise InputError(f"--recs {path}: no Parquet file in it", hint="give the directory that recommend wrote")
     try:
@@ -256,6 +269,29 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
         _check_complete(path, files, layout, manifest)
     wanted = user_col or run.user_col
     return Recommendations(path, files, layout, wanted if wanted in schema.names else None, run)
+
+
+def _run_info(path: Path, manifest: dict[str, Any] | None) -> RunInfo:
+    """What the manifest tells. Raises an InputError where somebody edited away what an evaluation needs."""
+    if manifest is None:
+        return RunInfo()
+    try:
+        run = RunInfo.of(manifest)
+        counts = (run.rows, manifest["shards"], *(size for size, _ in run.inputs))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path) from error
+    texts = (run.vocab, run.user_col, run.history_col, run.history_format)
+    if not all(type(count) is int for count in counts) or not all(isinstance(text, str) for text in texts):
+        raise _damaged(path)
+    return run
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(
+        f"--recs {path}: {OutDir(path).manifest} is damaged",
+        why="what the run was for, and whether it finished, cannot be told any more",
+        hint="put a good copy of the manifest back, or let xgr recommend write the output again with --fresh",
+    )
 
 
 def _part_files(directory: Path) -> tuple[Path, ...]:
