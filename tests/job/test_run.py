@@ -356,6 +356,27 @@ def test_dry_run_checks_everything_and_writes_nothing(place: Place) -> None:
         plan_job(place.options(users, history_col="nothere"))
 
 
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        (pa.array(range(5)), "b.parquet: column 'history' is int64, not a list"),
+        (pa.array([[True]] * 5), "b.parquet: column 'history' holds lists of bool"),
+        (pa.array(["[100]"] * 5), "b.parquet: column 'history' holds text, not lists"),
+    ],
+)
+def test_a_later_file_whose_histories_have_another_type_is_named_before_anything_is_written(
+    place: Place, column: pa.Array, match: str
+) -> None:
+    first, second = place.users([[100]] * 5, "a.parquet"), place.users(column, "b.parquet")
+    with pytest.raises(HistoryError, match=match):
+        place.run(place.options(first, second, shard_rows=2))
+    assert not place.out.exists()
+    with pytest.raises(HistoryError, match=match):
+        plan_job(place.options(first, second))
+    report, _ = place.run(place.options(first, second, limit=5))  # which does not read it
+    assert report.failure is None
+
+
 def test_a_width_that_cannot_fit_is_said_before_the_run_and_a_smaller_budget_makes_more_batches(place: Place) -> None:
     """cases.md: --max-memory: same lists, more batches; the width is never lowered."""
     users = place.users([[100 + i % 40] for i in range(40)])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
+from xgr_engine.errors import UnreadableRowsError
 from xgr_engine.job.diversify import search_for
 from xgr_engine.job.engine import Device, MemoryPlan, plan_memory, resolve_device
 from xgr_engine.job.filters import ItemFilters, open_filters
 from xgr_engine.job.histories import HistoryResolver
-from xgr_engine.job.inputs import Inputs, open_inputs
+from xgr_engine.job.inputs import Inputs, RowReader, open_inputs
 from xgr_engine.job.manifest import fingerprint, fingerprint_fields
 from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.outdir import OutDir, check_apart
@@ -128,5 +130,21 @@ def resolver(job: OpenedJob) -> HistoryResolver:
 
 
 def prompt_maker(job: OpenedJob) -> PromptMaker:
-    """Renders the job's histories for its model."""
-    return make_prompt_maker(job.model, resolver(job), job.options.histories, job.filters.matcher)
+    """Renders the job's histories for its model.
+
+    Raises:
+        HistoryError: a column of one of the files holds something else than the options say.
+    """
+    maker = make_prompt_maker(job.model, resolver(job), job.options.histories, job.filters.matcher)
+    _try_first_rows(job, maker)
+    return maker
+
+
+def _try_first_rows(job: OpenedJob, maker: PromptMaker) -> None:
+    """A file whose columns have other types than the first one's is found now, and not after hours."""
+    reader = RowReader(job.inputs)
+    first = {shard.file: shard.start for shard in reversed(job.todo) if shard.rows}
+    for number, start in sorted(first.items()):
+        with suppress(UnreadableRowsError):  # the run goes on around damaged rows
+            rows = reader.read(number, start, start + 1)
+            maker.prepare(rows, str(job.inputs.files[number].path), start)

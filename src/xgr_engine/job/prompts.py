@@ -98,11 +98,19 @@ class PromptMaker:
         """Prompts and exclusions of consecutive rows.
 
         Args:
-            file, start: where they come from and the number of the first, for the message of ``--on-unknown fail``.
+            file, start: where they come from and the number of the first, for messages.
 
         Raises:
             HistoryError: a column of the wrong type, or an unknown id with ``--on-unknown fail``.
         """
+        try:
+            return self._prepare(rows, file, start)
+        except HistoryError as error:
+            if file and file not in error.what:
+                raise HistoryError(f"{file}: {error.what}", why=error.why, hint=error.hint) from error
+            raise
+
+    def _prepare(self, rows: Rows, file: str, start: int) -> Prepared:
         denied, faults, unknown = self._resolver.denied(rows)
         prepared = Prepared(rows.length, counts=Counter(rows=rows.length, unknown_exclusions=unknown))
         prepared.rejects += [Reject(row, *fault) for row, fault in faults.items()]
