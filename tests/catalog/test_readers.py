@@ -108,6 +108,22 @@ def test_ids_that_no_history_can_name_are_refused(tmp_path: Path, ids: pa.Array,
         read_catalog([path], ReadOptions())
 
 
+def test_lists_of_dictionary_values_may_span_row_groups(tmp_path: Path) -> None:
+    """Each row group has a dictionary of its own, which Arrow cannot join inside a list."""
+    words = pa.list_(pa.dictionary(pa.int32(), pa.string()))
+    tokens = [[f"<{'abc'[level]}_{code}>" for level, code in enumerate(sid)] for sid in SIDS]
+    columns = {
+        "item_id": IDS,
+        "sid": pa.array(tokens, words),
+        "tags": pa.array([["new"], ["old"], None, ["new"]], words),
+    }
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    catalog = read_catalog([path], ReadOptions())
+    assert items(catalog) == EXPECTED
+    assert catalog.attributes["tags"].to_pylist() == [["new"], ["old"], None, ["new"]]
+
+
 def test_dictionary_encoded_ids_and_attributes_are_decoded(tmp_path: Path) -> None:
     columns = {"item_id": pa.array(IDS).dictionary_encode(), "sid": SIDS, "brand": pa.array("abab").dictionary_encode()}
     columns["brand"] = pa.array(list("abab")).dictionary_encode()

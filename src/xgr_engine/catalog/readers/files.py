@@ -73,7 +73,10 @@ class TableFile:
         if self._parquet is None:
             return self._table.select(names)
         try:
-            return self._parquet.read(columns=list(names)).select(names)
+            # Group by group: Arrow cannot join the dictionaries that groups have for the values of a list.
+            groups = range(self._parquet.num_row_groups)
+            pieces = [self._parquet.read_row_group(group, columns=list(names)).select(names) for group in groups]
+            return pa.concat_tables([self.schema.empty_table().select(names), *pieces])
         except (pa.ArrowException, OSError) as error:
             raise CatalogError(f"{self.path} cannot be read", why=str(error)) from error
 
@@ -161,7 +164,7 @@ def _sampled_schema(path: Path, item_col: str) -> pa.Schema | None:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise CatalogError(f"{path}, line {number}: not JSON", why=str(error)) from error
             if not isinstance(record, dict):
                 raise CatalogError(f"{path}, line {number}: not a JSON object", hint="one object a line is needed")
