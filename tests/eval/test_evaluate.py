@@ -174,6 +174,18 @@ def test_long_layout_equals_nested_layout(tmp_path: Path) -> None:
         assert (report.record["rows"]["evaluated"], report.record["rows"]["rejected"]) == (5, 1)
 
 
+def test_dictionary_ids_in_lists_may_span_row_groups(tmp_path: Path) -> None:
+    """As another writer may leave them: each row group has a dictionary of its own."""
+    ids = pa.dictionary(pa.int32(), pa.string())
+    lists = [[{"item_id": "10"}, {"item_id": "20"}], [{"item_id": "12"}], None, [{"item_id": "30"}]]
+    items = pa.array(lists, pa.list_(pa.struct([("item_id", ids)])))
+    recs = tmp_path / "recs.parquet"
+    pq.write_table(pa.table({"user_id": range(4), "items": items}), recs, row_group_size=2)
+    truth = write_users(tmp_path, user_id=range(4), target=[20, 12, 12, 30])
+    report = run(recs, truth, vocab=str(make_vocabulary(tmp_path)))
+    assert (mean(report, "recall@1"), mean(report, "recall@3")) == (0.5, 0.75)
+
+
 def test_long_layout_matched_by_user_counts_rejected_users(tmp_path: Path) -> None:
     vocab = make_vocabulary(tmp_path)
     recs = write_output(tmp_path, long([1, 2, 3], [[10], None, [20]]), vocab=vocab, rows=3, rejected=[2])

@@ -154,10 +154,12 @@ class Recommendations:
             try:
                 # a damaged page must be an error, not other items
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    for batch in file.iter_batches(CHUNK_ROWS, columns=columns, use_threads=False):
-                        if "row" in columns:
-                            last = _check_row_numbers(batch.column("row"), last, path)
-                        yield batch
+                    # group by group: Arrow cannot join the dictionaries that groups have for the ids of a list
+                    for group in range(file.num_row_groups):
+                        for batch in file.iter_batches(CHUNK_ROWS, [group], columns, use_threads=False):
+                            if "row" in columns:
+                                last = _check_row_numbers(batch.column("row"), last, path)
+                            yield batch
             except (pa.ArrowException, OSError) as error:
                 raise InputError(f"{path}: cannot be read: {error}") from error
 
