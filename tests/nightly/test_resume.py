@@ -162,6 +162,14 @@ def test_a_process_that_dies_at_an_awkward_moment(
     assert not (place.out / "_xgr" / "shards").exists()
 
 
+def test_shard_states_that_cannot_be_removed_fail_no_finished_run(place: Place, stage: Stage, users: Path) -> None:
+    """As over NFS while a backup reads one: the file gets another name, and its directory stays."""
+    held = place.out / "_xgr" / "shards" / ".nfs0001"
+    report = stage.run(place.options(users), lambda number: held.mkdir(exist_ok=True))
+    assert report.failure is None and (place.out / "_SUCCESS").exists() and place.manifest()["state"] == "done"
+    assert stage.run(place.options(users)).record["state"] == "nothing-to-do"
+
+
 def test_fresh_after_an_interruption_begins_anew(place: Place, stage: Stage, users: Path, whole: Path) -> None:
     options = place.options(users, shard_rows=SHARD_ROWS)
     with pytest.raises(Gone):

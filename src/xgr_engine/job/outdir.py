@@ -213,12 +213,13 @@ class OutDir:
     def succeed(self) -> None:
         """Writes ``_SUCCESS`` and then removes the shard states, which nobody needs any more."""
         commit_text(self.success, "")
-        self._remove_states()
+        self.tidy()
 
     def tidy(self) -> None:
-        """After a run that was killed between ``_SUCCESS`` and its end."""
+        """Removes the shard states of a finished output, now or after a run that was killed before it could."""
         if self.success.exists():
-            with suppress(OSError):  # the output may be read-only by now
+            # The output may be read-only by now, or a file be kept open over NFS: it is complete all the same.
+            with suppress(OSError):
                 self._remove_states()
 
     def _remove_states(self) -> None:
