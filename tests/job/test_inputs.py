@@ -93,6 +93,22 @@ def test_lists_of_dictionary_values_may_span_row_groups(tmp_path: Path, kind: An
     assert got.lists["history"].to_pylist() == got.table["history"].to_pylist() == rows[3:17]
 
 
+def test_views_inside_kept_columns_become_types_whose_rows_can_be_picked(tmp_path: Path) -> None:
+    text = pa.string_view()
+    kept = {
+        "list": pa.array([["a"], None, ["b", "c"]], pa.list_(text)),
+        "large": pa.array([["a"], None, ["b", "c"]], pa.large_list(text)),
+        "pair": pa.array([["a", "b"], None, ["c", "d"]], pa.list_(text, 2)),
+        "struct": pa.array([{"x": [b"a"]}, None, {"x": []}], pa.struct([("x", pa.list_(pa.binary_view()))])),
+        "map": pa.array([[("a", "b")], None, []], pa.map_(text, text)),
+    }
+    path = tmp_path / "u.parquet"
+    pq.write_table(pa.table({"user_id": range(3), "history": [[1]] * 3, **kept}), path)
+    table = RowReader(open_inputs(options(path, keep=tuple(kept)))).read(0, 0, 3).table
+    for name, column in kept.items():
+        assert table[name].take(pa.array([2, 0])).to_pylist() == [column[2].as_py(), column[0].as_py()]
+
+
 def test_only_needed_columns_are_read(tmp_path: Path) -> None:
     inputs = open_inputs(options(write(tmp_path / "u.parquet", 3, 3)))
     rows = RowReader(inputs).read(0, 0, 3)

@@ -125,10 +125,22 @@ def _from_arrow(batch: pa.RecordBatch, schema: pa.Schema, columns: Columns) -> R
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """View types as the plain types of the same values: Arrow cannot pick rows of views."""
-    if pa.types.is_string_view(kind):
+    """View types, inside others too, as the plain types of the same values: Arrow cannot pick rows of views."""
+    types = pa.types
+    if types.is_string_view(kind):
         return pa.large_string()
-    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type), kind.keys_sorted)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        value = kind.value_field.with_type(_without_views(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(value, kind.list_size)
+        return pa.list_(value) if types.is_list(kind) else pa.large_list(value)
+    return kind
 
 
 class ParquetFormat(_Format):
