@@ -343,8 +343,16 @@ def test_outputs_that_overlap_an_input_are_refused(place: Place) -> None:
         with pytest.raises(UsageError, match="--out"):
             place.run(place.options(given, out=str(out)))
     assert sorted(path.name for path in folder.iterdir()) == ["users.parquet"]
-    report, _ = place.run(place.options(users, out=str(folder / "recs")))
+    # a pattern would find the first part files, and the run could not go on
+    (folder / "r1").mkdir()
+    place.users([[100]], "data/r1/part.parquet")
+    for pattern in ("data/**/*.parquet", "*/*/*.parquet", "data/r*/part*"):
+        with pytest.raises(UsageError, match=r"would be found by --in"):
+            place.run(place.options(str(place.root / pattern), out=str(folder / "recs")))
+        assert not (folder / "recs").exists()
+    report, _ = place.run(place.options(str(folder / "*.parquet"), out=str(folder / "recs")))
     assert report.failure is None
+    assert place.run(place.options(str(folder / "*.parquet"), out=str(folder / "recs")))[1] is None
 
 
 def test_dry_run_checks_everything_and_writes_nothing(place: Place) -> None:

@@ -13,12 +13,13 @@ from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
 from xgr_engine.errors import UnreadableRowsError
 from xgr_engine.job.diversify import search_for
 from xgr_engine.job.engine import Device, MemoryPlan, plan_memory, resolve_device
+from xgr_engine.job.filesystems import is_remote
 from xgr_engine.job.filters import ItemFilters, open_filters
 from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.inputs import Inputs, RowReader, open_inputs
 from xgr_engine.job.manifest import fingerprint, fingerprint_fields
 from xgr_engine.job.options import RecommendOptions
-from xgr_engine.job.outdir import OutDir, check_apart
+from xgr_engine.job.outdir import OutDir, check_apart, check_not_found
 from xgr_engine.job.output import ItemColumns, check_column_names
 from xgr_engine.job.partitions import check_partition_by, chosen, folder_of
 from xgr_engine.job.prompts import PromptMaker, make_prompt_maker
@@ -78,6 +79,7 @@ def open_job(options: RecommendOptions) -> OpenedJob:
         [*roots, *(file.path for file in inputs.files if isinstance(file.path, Path))],
         {"--model": Path(options.model), "--vocab": Path(options.vocab)},
     )
+    check_not_found(out.root, [path for path in histories.paths if not is_remote(path) and not Path(path).exists()])
     check_column_names(inputs.schema.names, options.layout, options.item_cols)
     vocabulary = load_vocabulary(Path(options.vocab))
     model = load_model_dir(Path(options.model))

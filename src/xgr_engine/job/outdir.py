@@ -12,10 +12,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +275,29 @@ def check_apart(out: Path, inputs: Sequence[Path], directories: Mapping[str, Pat
                 why="the next run would read it as its own input" if option == "--in" else "",
                 hint="name an output directory outside it",
             )
+
+
+def check_not_found(out: Path, patterns: Sequence[str]) -> None:
+    """Guards against an output that a pattern of ``--in`` would find once it is there: no run could go on with it.
+
+    Raises:
+        UsageError: one of the patterns finds files in it.
+    """
+    written = (Path("part-00000-of-00001.parquet"), Path("_xgr/rejects.parquet"), Path("_xgr/shards/part.parquet"))
+    for pattern in patterns:
+        parts = Path(os.path.abspath(pattern)).parts  # noqa: PTH100 (links keep their own names, as a pattern sees them)
+        if any(_fits((out.absolute() / name).parts, parts) for name in written):
+            raise UsageError(
+                f"--out {out} would be found by --in {pattern}",
+                why="the next run would read it as its own input",
+                hint="name an output directory that the pattern does not reach",
+            )
+
+
+def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path is what a pattern finds, part by part: ``*`` stays in its directory, ``**`` is any number."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return _fits(names, pattern[1:]) or (bool(names) and _fits(names[1:], pattern))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
