@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from bench_support import CPU
 
-from xgr_engine.bench.choices import BenchWishes, choose_options
-from xgr_engine.bench.options import BenchOptions
+from xgr_engine.bench.choices import choose_options
+from xgr_engine.bench.options import BenchOptions, BenchWishes
 from xgr_engine.errors import UsageError
 
 REAL = {"model": "m", "vocab": "v"}

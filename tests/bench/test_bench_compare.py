@@ -17,8 +17,9 @@ from job_support import make_model, make_vocabulary
 
 from xgr_cli.bench_views import show_comparison
 from xgr_cli.output import Output
-from xgr_engine.bench.choices import BenchWishes, choose_options
+from xgr_engine.bench.choices import choose_options
 from xgr_engine.bench.compare import compare_files, compare_records, parse_share
+from xgr_engine.bench.options import BenchWishes
 from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.run import BenchCaller, run_bench
 from xgr_engine.errors import InputError, UsageError

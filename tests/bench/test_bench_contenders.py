@@ -11,10 +11,10 @@ from bench_support import CPU, TINY, judged, tiny_model, tiny_workload
 from xgr_engine.bench import row_samples, warming
 from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableError, RankedSids, make_contender
 from xgr_engine.bench.baselines.hf_weights import named_tensors
-from xgr_engine.bench.choices import BenchWishes, choose_options
+from xgr_engine.bench.choices import choose_options
 from xgr_engine.bench.foreign.packages import Package
 from xgr_engine.bench.measure import Budget, interleaved
-from xgr_engine.bench.options import parse_codes, parse_count, parse_counts, preset_options
+from xgr_engine.bench.options import BenchWishes, parse_codes, parse_count, parse_counts, preset_options
 from xgr_engine.bench.parity import judge
 from xgr_engine.bench.row import Row
 from xgr_engine.bench.workloads import Batch, Workload, random_weights, synthetic_catalog

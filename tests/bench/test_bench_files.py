@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from job_support import make_model, make_vocabulary
 
+from xgr_cli import bench_run
 from xgr_cli.main import run
-from xgr_engine.bench import record as record_module
 from xgr_engine.bench import run as run_module
+from xgr_engine.bench import subject as subject_module
 from xgr_engine.bench.record import read_record
 from xgr_engine.bench.report import page as page_module
 from xgr_engine.bench.row import Row
@@ -29,7 +30,7 @@ from xgr_engine.errors import UsageError
 _NO_ROWS = ("--preset", "static", "--items", "100", "--codes", "16x2", "--users", "1", "--beam", "4")
 _ROW = ("--geometry", "quick", "--items", "200", "--codes", "16x2", "--context", "4", "--users", "1", "--beam", "3")
 _COSTS = run_module.constraint_costs
-_WRITE = record_module.write_record
+_WRITE = bench_run.write_record
 
 
 def bench(*arguments: object, sizes: tuple[str, ...] = _NO_ROWS) -> int:
@@ -242,12 +243,12 @@ def test_a_row_that_does_not_fit_is_no_measured_row(
 def test_a_model_that_does_not_fit_is_left_out_and_the_next_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def weights(geometry: Any, *arguments: Any, make: Any = run_module.random_weights) -> Any:
+    def weights(geometry: Any, *arguments: Any, make: Any = subject_module.random_weights) -> Any:
         if geometry.name == "qwen3-4b":
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
         return make(geometry, *arguments)
 
-    monkeypatch.setattr(run_module, "random_weights", weights)
+    monkeypatch.setattr(subject_module, "random_weights", weights)
     sizes = (*_ROW, "--geometry", "qwen3-4b,quick", "--no-ablations", "--baselines", "none", "--json")
     assert bench(sizes=sizes) == 0
     record = json.loads(capsys.readouterr().out)
@@ -258,12 +259,12 @@ def test_a_model_that_does_not_fit_is_left_out_and_the_next_is_measured(
 def test_rows_are_shown_though_a_later_model_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def weights(geometry: Any, *arguments: Any, make: Any = run_module.random_weights) -> Any:
+    def weights(geometry: Any, *arguments: Any, make: Any = subject_module.random_weights) -> Any:
         if geometry.name == "qwen3-4b":
             raise UsageError("--context 9: too long for it")
         return make(geometry, *arguments)
 
-    monkeypatch.setattr(run_module, "random_weights", weights)
+    monkeypatch.setattr(subject_module, "random_weights", weights)
     sizes = (*_ROW, "--geometry", "quick,qwen3-4b", "--no-ablations", "--baselines", "none", "--json")
     assert bench(sizes=sizes) == 2
     shown = capsys.readouterr()
@@ -294,7 +295,7 @@ def test_a_record_that_cannot_be_written_on_the_way_costs_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r.json"
-    during(monkeypatch, lambda: monkeypatch.setattr(record_module, "write_record", _full))
+    during(monkeypatch, lambda: monkeypatch.setattr(bench_run, "write_record", _full))
     assert bench("--out", out, "-q") == 1
     shown = capsys.readouterr()
     assert "The constraint alone" in shown.out and shown.err.count(f"--out {out} cannot be written") == 1
@@ -309,14 +310,14 @@ def test_a_record_that_is_written_in_the_end_is_enough(tmp_path: Path, monkeypat
             _full()
         _WRITE(path, record)
 
-    monkeypatch.setattr(record_module, "write_record", full_until_done)
+    monkeypatch.setattr(bench_run, "write_record", full_until_done)
     assert bench("--out", out, "-q") == 0 and read_record(out)["state"] == "done"
 
 
 def test_a_record_that_cannot_be_begun_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(record_module, "write_record", _full)
+    monkeypatch.setattr(bench_run, "write_record", _full)
     during(monkeypatch, lambda: pytest.fail("must not be measured"))
     assert bench("--out", tmp_path / "r.json") == 1
     shown = capsys.readouterr()

@@ -10,7 +10,8 @@ import pytest
 from bench_support import CPU
 from job_support import make_model, make_vocabulary
 
-from xgr_engine.bench.choices import BenchWishes, choose_options
+from xgr_engine.bench.choices import choose_options
+from xgr_engine.bench.options import BenchWishes
 from xgr_engine.bench.run import BenchCaller, run_bench
 from xgr_engine.errors import HistoryError, UsageError
 

@@ -18,9 +18,10 @@ from xgr_engine.bench import weights
 from xgr_engine.bench.baselines.base import REGISTRY, make_contender
 from xgr_engine.bench.baselines.hf_t5 import t5_config_fields, t5_tensors
 from xgr_engine.bench.baselines.hf_weights import transformers_model
-from xgr_engine.bench.choices import BenchWishes, choose_options
+from xgr_engine.bench.choices import choose_options
 from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
 from xgr_engine.bench.geometries import find_geometry
+from xgr_engine.bench.options import BenchWishes
 from xgr_engine.bench.parity import judge
 from xgr_engine.bench.report.page import page
 from xgr_engine.bench.run import BenchCaller, run_bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from xgr_engine.bench.baselines.base import BASELINES
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.options import (
     BenchOptions,
+    BenchWishes,
     default_options,
     parse_codes,
     parse_count,
@@ -21,38 +22,10 @@ from xgr_engine.bench.options import (
 )
 from xgr_engine.errors import UsageError
 from xgr_engine.job.engine import resolve_device
-from xgr_engine.options import ScoreOver, check_threads
+from xgr_engine.options import check_threads
 
 # Options whose wishes have other names.
 _FLAGS = {"inputs": "in", "budget_s": "budget", "time_limit_s": "time-limit"}
-
-
-@dataclass(frozen=True)
-class BenchWishes:
-    """What the user asked for, as text where it is a list; None keeps the preset's value, or the machine's."""
-
-    preset: str | None = None
-    geometry: str | None = None
-    model: str | None = None
-    vocab: str | None = None
-    inputs: tuple[str, ...] = ()
-    history_col: str = "history"
-    history_format: str = "items"
-    items: str | None = None
-    codes: str | None = None
-    context: str | None = None
-    shared_prefix: int = 0
-    users: str | None = None
-    beam: str | None = None
-    top_k: int | None = None
-    score_over: ScoreOver = "vocab"
-    baselines: str | None = None
-    ablations: bool | None = None
-    online: bool | None = None
-    slo_ms: float = 200.0
-    budget_s: float | None = None
-    time_limit_s: float | None = None
-    seed: int = 0
 
 
 def open_device(wanted: str, threads: int | None, note: Callable[[str], None]) -> torch.device:

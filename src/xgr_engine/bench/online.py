@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from xgr_engine.bench.baselines.base import Contender
+from xgr_engine.bench.baselines.base import Contender, NotAvailableError, make_contender
 from xgr_engine.bench.cost import rows_a_level
 from xgr_engine.bench.memory import free_device_bytes, free_memory, peak_memory
 from xgr_engine.bench.workloads import Batch, Prompt, Workload
@@ -254,6 +254,25 @@ def highest_rate(
         "reason": "" if best else "no rate tried kept the limit",
         "trials": [asdict(trial) for trial in tried],
     }
+
+
+def online_figures(name: str, workload: Workload, trials: Trials, note: Note, deadline: float) -> dict[str, Any]:
+    """``status`` and ``rate`` of the contender of that name; where it ran, all of :func:`measure_online`."""
+    contender = make_contender(name, deadline)
+    if reason := contender.available(workload):
+        return {"status": "not run", "reason": reason, "rate": None}
+    try:
+        found = measure_online(contender, workload, trials, note, deadline=deadline)
+    except NotAvailableError as error:
+        return {"status": "not run", "reason": error.what, "rate": None}
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"status": "out of memory", "rate": None}
+    finally:
+        contender.release()
+        free_memory(workload.model.device)
+    return {"status": "ok", **found}
 
 
 def measure_online(

@@ -110,6 +110,34 @@ class BenchOptions:
             raise UsageError("--model and --vocab go together", hint="give both, or --geometry for random weights")
 
 
+@dataclass(frozen=True)
+class BenchWishes:
+    """What the user asked for, as text where it is a list; None keeps the preset's value, or the machine's."""
+
+    preset: str | None = None
+    geometry: str | None = None
+    model: str | None = None
+    vocab: str | None = None
+    inputs: tuple[str, ...] = ()
+    history_col: str = "history"
+    history_format: str = "items"
+    items: str | None = None
+    codes: str | None = None
+    context: str | None = None
+    shared_prefix: int = 0
+    users: str | None = None
+    beam: str | None = None
+    top_k: int | None = None
+    score_over: ScoreOver = "vocab"
+    baselines: str | None = None
+    ablations: bool | None = None
+    online: bool | None = None
+    slo_ms: float = 200.0
+    budget_s: float | None = None
+    time_limit_s: float | None = None
+    seed: int = 0
+
+
 def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:
     """The options of a preset.
 

@@ -55,6 +55,23 @@ class Stretch(Protocol):
     def end(self) -> float: ...
 
 
+def trace_batch(workload: Workload, record: dict[str, Any]) -> None:
+    """Look into one batch of the engine: fills ``phases`` and ``timeline`` of a benchmark's record."""
+    contender, batch = Xgr(), workload.batch(0)
+    contender.prepare(workload)
+    for _ in range(3):
+        contender.run(batch)
+    start = time.perf_counter()
+    for _ in range(3):
+        contender.run(batch)
+    latency = (time.perf_counter() - start) / 3 * 1e3
+    shape = {"model": workload.model.name, "context": workload.context, "users": workload.users}
+    shape["beam"] = workload.search.beam
+    record["phases"] = {**shape, "latency_ms": latency, "ms": phase_times(contender, workload, latency)}
+    record["timeline"] = {**shape, **timeline(lambda: contender.run(batch), workload.model.device)}
+    contender.release()
+
+
 def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: int = 5) -> dict[str, float]:
     """Milliseconds of a batch in the prefill, in all levels after it, and in ranking on the host.
 

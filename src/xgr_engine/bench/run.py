@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from xgr_engine.bench.ablations import run_ablations
 from xgr_engine.bench.attention import attention_times
-from xgr_engine.bench.baselines.base import NotAvailableError, make_contender
-from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
@@ -24,43 +21,18 @@ from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.machine import Watch, describe_machine, measure_ceilings
 from xgr_engine.bench.measure import Budget
 from xgr_engine.bench.memory import free_memory
-from xgr_engine.bench.online import Trials, measure_online
+from xgr_engine.bench.online import Trials, online_figures
 from xgr_engine.bench.options import BenchOptions
-from xgr_engine.bench.phases import phase_times, timeline
-from xgr_engine.bench.prompts import prompts_of
+from xgr_engine.bench.phases import trace_batch
 from xgr_engine.bench.record import KIND, has_figures, one_line
 from xgr_engine.bench.row import Row
-from xgr_engine.bench.workloads import (
-    BenchCatalog,
-    BenchModel,
-    Prompt,
-    Workload,
-    catalog_of,
-    converted_model,
-    random_weights,
-    synthetic_catalog,
-)
-from xgr_engine.errors import UsageError
+from xgr_engine.bench.subject import Subject, load_subject
+from xgr_engine.bench.workloads import Workload
 from xgr_engine.job.stop import Stopped
-from xgr_engine.options import SearchOptions
 from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.xschedule.engines import is_out_of_memory
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """What all rows of a model share; without prompts they are synthetic."""
-
-    model: BenchModel
-    catalog: BenchCatalog
-    prompts: tuple[Prompt, ...] = ()
-
-
-def _room(model: BenchModel, catalog: BenchCatalog) -> int:
-    """Most prompt tokens that the model reads before a semantic ID."""
-    return model.spec.max_context - catalog.trie.levels - len(model.score_suffix)
 
 
 @dataclass(frozen=True)
@@ -85,6 +57,7 @@ class Bench:
         self.caller = caller
         self._started = time.monotonic()
         self._at = "the machine's ceilings"  # the part at hand
+        self._models = options.geometries or ("",)  # a converted one has no name among the geometries
         deadline = self._started + (options.time_limit_s or float("inf"))
         self._budget = Budget(options.budget_s, options.max_repeats, deadline)
         self.record: Record = {
@@ -128,8 +101,7 @@ class Bench:
         return self.record
 
     def _interrupted(self, by: str) -> None:
-        planned = self._rows_planned() if self.options.rows else 0
-        self.record["stopped"] = {"by": by, "part": self._at, "rows_planned": planned}
+        self.record["stopped"] = {"by": by, "part": self._at, "rows_planned": self._rows_planned()}
         self.record["left_out"].append({"part": self._at, "reason": f"stopped by {by}"})
         self._close("interrupted")
 
@@ -149,12 +121,12 @@ class Bench:
             self.record["ceilings"] = measure_ceilings(self.device, dtype, seconds).to_json()
             free_memory(self.device)
             if options.constraint:
-                self._constraint()
-            models = options.geometries or ("",)
+                self._part("constraint", self._constraint)
             if options.rows:
                 self.caller.progress.start(self._rows_planned(), "rows")
             try:
-                self._all_models(models if self._needs_models() else ())
+                if options.rows or options.ablations or options.online or options.attention or options.timeline:
+                    self._all_models()
             finally:
                 self.caller.progress.finish()
         self.record["warnings"] += watch.warnings
@@ -165,21 +137,18 @@ class Bench:
         """Whether a row was measured; without rows, anything else that was asked for."""
         return any(map(_row_has_figures, self.record["rows"])) if self.options.rows else has_figures(self.record)
 
-    def _needs_models(self) -> bool:
-        options = self.options
-        return options.rows or options.ablations or options.online or options.attention or options.timeline
-
     def _rows_planned(self) -> int:
         options = self.options
         contexts = 1 if options.inputs else len(options.contexts)
-        return len(options.geometries or ("",)) * contexts * len(options.users) * len(options.beams)
+        planned = len(self._models) * contexts * len(options.users) * len(options.beams)
+        return planned if options.rows else 0
 
     # ---- one model --------------------------------------------------------------------------------------------------
 
-    def _all_models(self, models: Sequence[str]) -> None:
+    def _all_models(self) -> None:
         subject: Subject | None = None
         first = True
-        for name in models:
+        for name in self._models:
             if not self._in_time(f"model {name}"):
                 continue
             subject = None  # before the next takes its place
@@ -197,58 +166,27 @@ class Bench:
             first = False
         if subject is not None and self.options.timeline:
             # of the last model that was measured, at the very end: a GPU's profiler slows every later launch
-            chosen = self._chosen(subject)
-            self._part("timeline", lambda: self._timeline(chosen), brief=True)
+            self._part("timeline", partial(trace_batch, subject.chosen_row(), self.record), brief=True)
 
     def _one_model(self, subject: Subject, *, first: bool) -> None:
         model = subject.model
         self.caller.note(f"{model.name}: {model.bytes / 1e9:,.2f} GB of weights, {subject.catalog.name}")
         if self.options.rows:
-            for workload in self._workloads(subject):
+            for workload in subject.rows():
                 self._row(workload)
-        chosen = self._chosen(subject)
+        chosen = subject.chosen_row()
         if self.options.attention:
-            self._part("attention", lambda: self._attention(subject))
+            self._part("attention", partial(self._attention, subject))
         if first and self.options.ablations:
-            self._part("ablations", lambda: self._ablations(chosen))
+            self._part("ablations", partial(self._ablations, chosen))
         if self.options.online:
             for beam in self.options.online_beams or self.options.beams:
                 self._part(f"online, W {beam}", partial(self._online, subject, beam))
 
     def _load(self, name: str) -> Subject:
-        options = self.options
-        if options.model is not None and options.vocab is not None:
-            model, catalog = converted_model(Path(options.model), self.device), catalog_of(Path(options.vocab))
-            self.record["subject"] = {"model_fingerprint": model.fingerprint, "catalog_hash": catalog.content_hash}
-            longest = _room(model, catalog) if options.whole_prompts else max(options.contexts)
-            return Subject(model, catalog, prompts_of(options, longest) if options.inputs else ())
-        geometry = find_geometry(name)
-        codes, levels = options.codes or geometry.codes, options.levels or geometry.levels
-        catalog = synthetic_catalog(options.items, codes, levels, options.seed)
-        return Subject(random_weights(geometry, codes, levels, self.device, options.dtype, options.seed), catalog)
-
-    def _workload(self, subject: Subject, *, context: int, users: int, beam: int) -> Workload:
-        options, model = self.options, subject.model
-        top_k = min(options.top_k or beam, beam)
-        search = SearchOptions(beam=beam, top_k=top_k, score_over=options.score_over, collisions="first")
-        if subject.prompts:
-            context = max(len(prompt) for prompt in subject.prompts)
-        if context > (room := _room(model, subject.catalog)):
-            raise UsageError(f"--context {context}: {model.name} reads at most {room} prompt tokens")
-        return Workload(
-            model, subject.catalog, search, context, users, options.shared_prefix, subject.prompts, options.seed
-        )
-
-    def _workloads(self, subject: Subject) -> Iterator[Workload]:
-        for context in self.options.contexts[:1] if subject.prompts else self.options.contexts:
-            for users in self.options.users:
-                for beam in self.options.beams:
-                    yield self._workload(subject, context=context, users=users, beam=beam)
-
-    def _chosen(self, subject: Subject) -> Workload:
-        """The row that ablations and the timeline look at: shortest context, largest batch, widest beam."""
-        options = self.options
-        return self._workload(subject, context=options.contexts[0], users=options.users[-1], beam=options.beams[-1])
+        subject = load_subject(self.options, name, self.device)
+        self.record["subject"] = subject.contents()
+        return subject.with_prompts()
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
@@ -287,76 +225,34 @@ class Bench:
         self.record["left_out"].append({"part": part, "reason": f"the time limit of {limit:,.6g} s was over"})
         return False
 
-    def _timeline(self, workload: Workload) -> None:
-        contender = Xgr()
-        contender.prepare(workload)
-        for _ in range(3):
-            contender.run(workload.batch(0))
-        start = time.perf_counter()
-        for _ in range(3):
-            contender.run(workload.batch(0))
-        latency = (time.perf_counter() - start) / 3 * 1e3
-        shape = {"model": workload.model.name, "context": workload.context, "users": workload.users}
-        shape["beam"] = workload.search.beam
-        self.record["phases"] = {**shape, "latency_ms": latency, "ms": phase_times(contender, workload, latency)}
-        traced = timeline(lambda: contender.run(workload.batch(0)), self.device)
-        self.record["timeline"] = {**shape, **traced}
-        contender.release()
-
-    def _attention(self, subject: Subject) -> None:
-        context, users = self.options.contexts[-1], self.options.users[-1]
-        context = max((len(prompt) for prompt in subject.prompts), default=context)
-        for beam in self.options.beams:
-            workload = self._workload(replace(subject, prompts=()), context=context, users=users, beam=beam)
-            self.record["attention"].append(attention_times(workload))
-
-    def _ablations(self, workload: Workload) -> None:
-        self.record["ablations"] = run_ablations(workload, self._budget, self.caller.note)
-
     def _constraint(self) -> None:
         options = self.options
         geometry = find_geometry(options.geometries[0])
         shape = ConstraintShape(
             options.users[-1], options.beams[-1], options.codes or geometry.codes, options.levels or geometry.levels
         )
+        self.record["constraint"] = constraint_costs(
+            geometry, shape, options.constraint_items, self.device, options.seed, self.caller.note
+        )
 
-        def measure() -> None:
-            self.record["constraint"] = constraint_costs(
-                geometry, shape, options.constraint_items, self.device, options.seed, self.caller.note
-            )
+    def _attention(self, subject: Subject) -> None:
+        for workload in subject.attention_shapes():
+            self.record["attention"].append(attention_times(workload))
 
-        self._part("constraint", measure)
+    def _ablations(self, workload: Workload) -> None:
+        self.record["ablations"] = run_ablations(workload, self._budget, self.caller.note)
 
     def _online(self, subject: Subject, beam: int) -> None:
-        options, model = self.options, subject.model
-        context = options.contexts[len(options.contexts) // 2]
-        workload = self._workload(subject, context=context, users=1, beam=beam)
+        options, workload = self.options, subject.online_shape(beam)
+        trials = Trials(options.slo_ms, options.online_requests, options.online_trial_s)
         for name in options.online_contenders:
-            entry: Record = {"contender": name, "model": model.name, "context": workload.context, "beam": beam}
+            entry: Record = {"contender": name, "model": workload.model.name, "context": workload.context, "beam": beam}
             self.caller.note(f"  {name}")
             if self._budget.over() and name != options.online_contenders[0]:
                 entry |= {"status": "not run", "reason": "the time limit was over", "rate": None}
             else:
-                entry |= self._one_online(name, workload)
+                entry |= online_figures(name, workload, trials, self.caller.note, self._budget.deadline)
             self.record["online"].append(entry)
-
-    def _one_online(self, name: str, workload: Workload) -> Record:
-        contender = make_contender(name, self._budget.deadline)
-        if reason := contender.available(workload):
-            return {"status": "not run", "reason": reason, "rate": None}
-        trials = Trials(self.options.slo_ms, self.options.online_requests, self.options.online_trial_s)
-        try:
-            found = measure_online(contender, workload, trials, self.caller.note, deadline=self._budget.deadline)
-        except NotAvailableError as error:
-            return {"status": "not run", "reason": error.what, "rate": None}
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return {"status": "out of memory", "rate": None}
-        finally:
-            contender.release()
-            free_memory(self.device)
-        return {"status": "ok", **found}
 
 
 def _row_has_figures(row: Record) -> bool:
