@@ -399,6 +399,7 @@ def two_id_types(folder: Path) -> list[Path]:
     ("write", "names"),
     [
         (write_text("c.jsonl", '{"item_id": 5, "sid": [1]}\n{"item_id": "5", "sid": [2]}\n'), ["5", '"5"', "one type"]),
+        (write_text("c.jsonl", '{"item_id": 5, "sid": ' + "[" * 100_000), ["c.jsonl, line 1: not JSON"]),
         (
             write_text("c.jsonl", '{"item_id": 5, "sid": [1]}\n{"item_id": 6, "sid": "<a_1>"}\n'),
             ["c.jsonl: some values of column sid are of type", "in one way in every row"],

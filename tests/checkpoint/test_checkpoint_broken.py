@@ -203,6 +203,27 @@ def test_embedding_with_fewer_rows_than_tokens(tmp_path: Path) -> None:
     refused(source, rf"token <c_9> has id {rows}, the embedding has {rows} rows")
 
 
+@pytest.mark.parametrize("change", [{"content": ""}, {"content": "<a_1>"}, {"id": 9999}])
+def test_tokenizer_whose_added_tokens_would_be_renumbered(source: Path, change: dict[str, Any]) -> None:
+    """The package drops the entry and gives every token behind it the id of its neighbour."""
+    path = source / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    next(entry for entry in tokenizer["added_tokens"] if entry["content"] == "<a_0>").update(change)
+    path.write_text(json.dumps(tokenizer))
+    refused(source, "tokenizer.json: gives the token .* the id")
+
+
+def test_end_token_that_is_no_token(source: Path) -> None:
+    (source / "tokenizer_config.json").write_text('{"eos_token": "zzz"}')
+    refused(source, "has no token zzz, which is named as eos_token", score_suffix="eos")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors.index.json"])
+def test_json_nested_too_deeply(source: Path, name: str) -> None:
+    (source / name).write_text("[" * 100_000)
+    refused(source, f"{name}: cannot read")
+
+
 # ---- architectures --------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +242,8 @@ def test_embedding_with_fewer_rows_than_tokens(tmp_path: Path) -> None:
             {"layer_types": None, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
             "sliding window of 32",
         ),
+        ({"layer_types": 5}, "layer_types must be a list of names, is 5"),
+        ({"num_hidden_layers": 10**12}, "describes 1000000000000 layers, the weights are"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}}, "rotary scaling 'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "rotary scaling 'linear'"),

@@ -167,7 +167,7 @@ def read_description(directory: Path) -> dict[str, Any]:
         raise CatalogError(f"{directory} is no vocabulary", why=missing, hint="make one with xgr build-vocab CATALOG")
     try:
         description = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(description, dict) or description.get("kind") != KIND:
         raise CatalogError(f"{path} does not describe a vocabulary", why=f'its "kind" is not "{KIND}"')

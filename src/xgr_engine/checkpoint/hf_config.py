@@ -138,6 +138,9 @@ def _refuse_quantised_and_experts(config: Mapping[str, Any], path: Path) -> None
 
 
 def _refuse_features(config: Mapping[str, Any], family: str, path: Path) -> None:
+    layer_types = config.get("layer_types")
+    if layer_types is not None and not isinstance(layer_types, list):
+        raise CheckpointError(f"{path}: layer_types must be a list of names, is {layer_types!r}")
     if _slides(config):
         raise CheckpointError(
             f"{path}: layers of this model attend to a sliding window of {config.get('sliding_window')} tokens",

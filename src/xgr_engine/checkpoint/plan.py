@@ -124,6 +124,13 @@ def _is_t5(spec: AnySpec) -> bool:
 
 
 def _check_complete(spec: AnySpec, ours: dict[str, str], unknown: list[str], source: Path, names: NameMap) -> None:
+    if spec.num_layers > (
+        held := len(ours) + len(unknown)
+    ):  # listing what each of a billion layers lacks would take for ever
+        raise CheckpointError(
+            f"{source}: config.json describes {spec.num_layers} layers, the weights are {held} tensors",
+            hint="use the config.json that was saved together with the weights",
+        )
     wanted = spec.tensor_shapes()
     missing = sorted(names.to_foreign(name) or name for name in set(wanted) - set(ours.values()))
     surplus = sorted([*unknown, *(foreign for foreign, own in ours.items() if own not in wanted)])

@@ -56,6 +56,11 @@ def make_score_contract(suffix: str, source: SourceTokenizer | None, table: SidT
                 hint="give the token itself, such as --score-suffix '<|im_end|>'",
             )
         text = source.eos_token
+        if source.tokenizer.token_to_id(text) is None:  # spelt out of other tokens it is a text, not an end
+            raise CheckpointError(
+                f"--score-suffix eos: {source.path} has no token {text}, which is named as eos_token",
+                hint="give the token itself, such as --score-suffix '<|im_end|>'",
+            )
     else:
         text = re.sub(r"\\[ntr\\]", lambda match: _ESCAPES[match[0]], suffix)
     return ScoreContract(_suffix_ids(text, source, table), text)

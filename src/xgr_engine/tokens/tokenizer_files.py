@@ -68,6 +68,7 @@ def open_source_tokenizer(source: Path) -> SourceTokenizer | None:
             hint=f'write it with transformers: AutoTokenizer.from_pretrained("{source}").save_pretrained("{source}")',
         )
     tokenizer = load_tokenizer(path)
+    _check_numbers(path, tokenizer)
     _check_companions(source, tokenizer)
     return SourceTokenizer(
         tokenizer=tokenizer,
@@ -75,6 +76,20 @@ def open_source_tokenizer(source: Path) -> SourceTokenizer | None:
         bos_token=_special_token(source, "bos_token"),
         eos_token=_special_token(source, "eos_token"),
     )
+
+
+def _check_numbers(path: Path, tokenizer: Tokenizer) -> None:
+    """The package numbers added tokens in their order, whatever id the file gives: behind a token that is lost, all
+    would be those of their neighbours."""
+    for entry in _read_json(path).get("added_tokens") or []:
+        text, number, known = entry["content"], entry["id"], tokenizer.token_to_id(entry["content"])
+        if known != number:
+            raise CheckpointError(
+                f"{path}: gives the token {text!r} the id {number}, and it is "
+                + ("no token" if known is None else f"read as {known}"),
+                why="its added tokens repeat, are empty, or are not numbered in their order, so the ids behind shift",
+                hint="use the tokenizer.json that was saved together with the model",
+            )
 
 
 def _check_companions(source: Path, tokenizer: Tokenizer) -> None:
@@ -123,7 +138,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot read the file", why=str(error)) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold one JSON object, holds {type(value).__name__}")
