@@ -14,6 +14,7 @@ from nightly_support import Stage, rows_of, same_output, write_users
 
 from xgr_engine.errors import HistoryError, InputError, OutputExistsError, XgrError
 from xgr_engine.job import run as run_module
+from xgr_engine.job.audit import AuditError
 from xgr_engine.job.options import OperationOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.run import plan_job
@@ -160,6 +161,31 @@ def test_a_process_that_dies_at_an_awkward_moment(
     if moment in ("merge", "audit", "succeed"):
         assert stage.calls == [], "nothing is computed again"
     assert not (place.out / "_xgr" / "shards").exists()
+
+
+def test_a_flipped_byte_in_an_unfinished_run_costs_only_its_shard(place: Place, stage: Stage, users: Path) -> None:
+    """In the state of a shard it is found at the start, in a part by the audit, which says what helps."""
+    rejected = [[]] + [[100 + at, 101 + at] for at in range(29)]
+    options = place.options(place.users(rejected), shard_rows=10)
+
+    def flip(path: Path) -> None:
+        start = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+        data = bytearray(path.read_bytes())
+        data[start : start + 16] = bytes(16)
+        path.write_bytes(data)
+
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(2, Gone()))
+    flip(place.out / "_xgr" / "shards" / "part-00000-of-00003.parquet")
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(2, Gone()))
+    part = place.out / "part-00000-of-00003.parquet"
+    flip(part)
+    with pytest.raises(AuditError, match="remove this file and run the same command"):
+        stage.run(options)
+    part.unlink()
+    report = stage.run(options)
+    assert report.record["state"] == "too-many-rejects" and stage.calls == [9]
 
 
 def test_shard_states_that_cannot_be_removed_fail_no_finished_run(place: Place, stage: Stage, users: Path) -> None:

@@ -334,7 +334,7 @@ def _read_back(path: Path) -> Iterator[None]:
     except (OSError, KeyError, pa.ArrowException) as error:
         raise AuditError(
             f"{path}: cannot be read back: {error}",
-            hint="check the disk, then run again with --fresh",
+            hint="check the disk, remove this file and run the same command: only its shard is computed again",
         ) from error
 
 

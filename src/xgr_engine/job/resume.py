@@ -124,16 +124,12 @@ def look(out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequenc
 
 
 def is_finished(part: Path, sidecar: Path, fingerprints: Collection[str]) -> bool:
-    """Whether a shard's files are there, readable as far as their footers go, and of this run.
+    """Whether a shard's files are there, readable (the part as far as its footer goes), and of this run.
 
     Args:
         fingerprints: of the run, and those it had before an unreadable input was mended.
     """
-    try:
-        pq.read_metadata(sidecar)
-    except (OSError, pa.ArrowException):
-        return False
-    return is_of_run(part, fingerprints)
+    return _has_good_pages(sidecar) and is_of_run(part, fingerprints)
 
 
 def is_of_run(part: Path, fingerprints: Collection[str]) -> bool:
@@ -181,9 +177,9 @@ def _is_intact(part: Path, fingerprints: Collection[str], stamp: Mapping[str, in
     return status.st_mtime_ns == stamp["mtime_ns"] or _has_good_pages(part)
 
 
-def _has_good_pages(part: Path) -> bool:
+def _has_good_pages(path: Path) -> bool:
     try:
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for _ in file.iter_batches(use_threads=False):
                 pass
     except (OSError, pa.ArrowException):
