@@ -89,6 +89,24 @@ def test_prompt_without_the_end_token_is_warned_about(tmp_path: Path) -> None:
         assert bool(report.warnings) is warned
 
 
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [("{{ history }}</s>", False), ("§ {{ history }}</s>", True), ("{% set joiner = '§' %}{{ history }}</s>", True)],
+)
+def test_words_that_the_tokenizer_does_not_know_are_warned_about(tmp_path: Path, text: str, warned: bool) -> None:
+    file = tmp_path / "mine.j2"
+    file.write_text(text)
+    report = converted(with_tokenizer(tmp_path / "source"), token_offsets=None, prompt=str(file))
+    assert ["1 are <unk>" in warning for warning in report.warnings] == [True] * warned
+
+
+def test_a_decoder_whose_tokenizer_has_codes_alone_is_warned_of_a_prompt_with_words(tmp_path: Path) -> None:
+    demo = Path(__file__).parents[2] / "datasets" / "movielens" / "checkpoint"
+    report = convert(ConvertOptions(demo, tmp_path / "words", prompt="lc-rec"))
+    assert "the tokenizer does not know all words of the prompt lc-rec" in report.warnings[0]
+    assert convert(ConvertOptions(demo, tmp_path / "codes")).warnings == ()
+
+
 # ---- which end token ------------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ from xgr_engine.checkpoint.model_dir import (
 )
 from xgr_engine.checkpoint.options import ConvertOptions, ConvertReport
 from xgr_engine.checkpoint.plan import make_plan
-from xgr_engine.checkpoint.prompt_choice import choose_prompt, chosen_end_token, missing_end
+from xgr_engine.checkpoint.prompt_choice import choose_prompt, chosen_end_token, missing_end, unreadable_words
 from xgr_engine.checkpoint.transfer import transfer_weights
 from xgr_engine.checkpoint.verify import ParityReport, verify_parity
 from xgr_engine.errors import CheckpointError, OutputExistsError
@@ -152,7 +152,7 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
     reserve = table.levels + len(contract.suffix_ids)
     renderer = PromptRenderer(prompt, reader.path if reader else None, table, config.spec.max_context, reserve)
     warnings = [*missing_end(options, config, reader, renderer), *_spare_levels(options, vocabulary)]
-    warnings += _start_that_is_a_code(config.spec, table)
+    warnings += [*unreadable_words(reader, table, renderer), *_start_that_is_a_code(config.spec, table)]
     return _Parts(config, files, reader, table, prompt, contract, tuple(warnings))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from xgr_engine.checkpoint.hf_config import HfConfig
 from xgr_engine.checkpoint.options import ConvertOptions
 from xgr_engine.errors import UsageError
@@ -71,6 +73,35 @@ def missing_end(
         f"the prompt {renderer.spec.name} does not end with the end token, which T5's tokenizer puts behind every "
         f"text: right only if the model was trained so (--prompt {ENCODER_PROMPT} has it)",
     )
+
+
+def unreadable_words(
+    tokenizer: SourceTokenizer | None, table: SidTokenTable, renderer: PromptRenderer
+) -> tuple[str, ...]:
+    """A warning if the tokenizer makes its unknown token of words of the prompt: the model would not read them.
+
+    Args:
+        tokenizer: None where it does not know the semantic-ID tokens.
+    """
+    if tokenizer is None or (unknown := _unknown_token(tokenizer)) is None:
+        return ()
+    sid = tuple(int(codes[0]) for codes in table.codes)
+    ids = renderer.render([[sid, sid]])[0].token_ids  # two items, so that what joins them is seen
+    if not (count := int((ids == unknown).sum())):
+        return ()
+    return (
+        f"the tokenizer does not know all words of the prompt {renderer.spec.name}: of two items' {len(ids)} tokens "
+        f"{count} are {tokenizer.tokenizer.id_to_token(unknown)}; right only if the model was trained so",
+    )
+
+
+def _unknown_token(tokenizer: SourceTokenizer) -> int | None:
+    """Most models of tokenizers name its text, Unigram its id, and some have none."""
+    model = json.loads(tokenizer.tokenizer.to_str())["model"]
+    number: int | None = model.get("unk_id")
+    if model.get("unk_token") is not None:
+        number = tokenizer.tokenizer.token_to_id(model["unk_token"])
+    return number
 
 
 def chosen_end_token(options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None) -> int | None:
