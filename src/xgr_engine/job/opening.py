@@ -145,8 +145,6 @@ def prompt_maker(job: OpenedJob) -> PromptMaker:
 def _try_first_rows(job: OpenedJob, maker: PromptMaker) -> None:
     """A file whose columns have other types than the first one's is found now, and not after hours."""
     reader = RowReader(job.inputs)
-    first = {shard.file: shard.start for shard in reversed(job.todo) if shard.rows}
-    for number, start in sorted(first.items()):
+    for number in sorted({shard.file for shard in job.todo if shard.rows}):
         with suppress(UnreadableRowsError):  # the run goes on around damaged rows
-            rows = reader.read(number, start, start + 1)
-            maker.prepare(rows, str(job.inputs.files[number].path), start)
+            maker.prepare(reader.read(number, 0, 1), str(job.inputs.files[number].path))
