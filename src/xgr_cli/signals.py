@@ -59,6 +59,10 @@ def stop_on_signals(
     watcher.start()
     try:
         yield stop
+    except Exception:
+        if watcher.interrupted:  # a library that was in a callback (safetensors reads so) puts its own error instead
+            stop.check()
+        raise
     finally:
         signal.set_wakeup_fd(previous)
         for number, handler in before.items():
@@ -67,12 +71,15 @@ def stop_on_signals(
 
 
 class _Watcher:
+    """``interrupted``: the main thread has been stopped where it was."""
+
     def __init__(self, output: Output, stop: Stop, grace: float, promise: str, patience: float) -> None:
         self._output = output
         self._stop = stop
         self._grace = grace
         self._promise = promise
         self._patience = patience
+        self.interrupted = False
         # Saving the state takes a moment of the grace too.
         self._forced_after = max(0.0, grace - min(_LAST_WORDS_SECONDS, grace / 10))
         self._reader, self.socket = socket.socketpair()
@@ -93,6 +100,7 @@ class _Watcher:
         """Where nothing is in flight, the main thread stops wherever it is."""
         self._request(signal.Signals(number))
         if self._stop.prompt:
+            self.interrupted = True
             self._stop.check()
 
     def _request(self, number: signal.Signals) -> None:
