@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
-from xgr_engine.errors import naming_arguments, with_arguments
+from xgr_engine.errors import UsageError, naming_arguments, with_arguments
 from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.engine import (
     Device,
@@ -100,6 +100,9 @@ def load(
     keep_few_kernels()
     with naming_arguments():
         check_threads(threads)
+        for name, value in (("device", device), ("max_memory", "" if max_memory is None else max_memory)):
+            if not isinstance(value, str):
+                raise UsageError(f"{name} {value!r}: must be text")
         vocabulary = load_vocabulary(Path(vocab))
         model_dir = load_model_dir(Path(model))
         model_dir.table.bind(vocabulary.trie)

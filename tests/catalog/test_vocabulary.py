@@ -165,6 +165,11 @@ def flip(name: str, at: int) -> Callable[[Path], None]:
         (edit_json(lambda d: d.update(schema_version=99)), ["schema version 99", "reads version 1"]),
         (edit_json(lambda d: d.update(kind="model")), ["vocab.json", "kind"]),
         (edit_json(lambda d: d.pop("levels")), ["vocab.json is damaged", "levels"]),
+        *(
+            (edit_json(lambda d, key=key: d.pop(key)), ["vocab.json is damaged", f'"{key}" is missing'])
+            for key in ("sid_lengths", "item_id_type", "sid_templates", "collisions", "level_reports", "warnings")
+        ),
+        (edit_json(lambda d: d.update(rank=5)), ["vocab.json is damaged", '"rank"']),
         (edit_json(lambda d: d.update(files={})), ["vocab.json is damaged", "trie.safetensors"]),
         (edit_json(lambda d: d.update(num_items=5)), ["trie.safetensors is damaged", "4 items"]),
         (edit_json(lambda d: d.update(levels=3)), ["trie.safetensors is damaged", "codes.2"]),

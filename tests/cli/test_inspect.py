@@ -129,3 +129,8 @@ def test_anything_else_is_an_error_that_says_what_it_may_be(cli: RunCli, made: P
         outcome = cli("inspect", place)
         assert outcome.code == 2, place
         assert word in outcome.err and outcome.out == ""
+
+
+def test_device_file_is_bad_input(cli: RunCli) -> None:
+    run = cli("inspect", "/dev/null")
+    assert run.code == 2 and "neither a file nor a directory" in run.err

@@ -40,6 +40,12 @@ def test_ten_lines(loaded: xgr.Recommender) -> None:
     assert recs.table.column_names == ["items", "short"] and recs.rejects == []
 
 
+@pytest.mark.parametrize(("name", "value"), [("device", None), ("device", 1), ("max_memory", 0), ("max_memory", 10**9)])
+def test_what_load_takes_as_text_only(assets: tuple[Path, Path], name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"^{name} {value}: must be text"):
+        xgr.load(model=assets[1], vocab=assets[0], **{"device": "cpu", name: value})  # type: ignore[arg-type]
+
+
 def test_histories_of_every_sequence_type(loaded: xgr.Recommender) -> None:
     forms = [
         [101, 102],
@@ -98,6 +104,7 @@ def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
         ([[100]], {"item_cols": ["nothing"]}, "^item_cols nothing: the vocabulary has no such column"),
         ([[100]], {"item_cols": ["kind", "kind"]}, "^item_cols names 'kind' twice"),
         ([[100]], {"item_cols": "kind"}, "^item_cols is the text 'kind', not a list"),
+        ([[100]], {"item_cols": 5}, "^item_cols is 5, not a list of columns"),
         ([[999]], {"on_unknown": "fail"}, "'999' is not in the catalog\non_unknown fail\n.* or use on_unknown drop"),
     ],
 )

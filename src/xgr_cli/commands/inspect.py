@@ -137,6 +137,8 @@ def _not_ours(path: Path) -> InputError:
         hint = f"convert it first: xgr convert {path} --vocab VOCAB --out MODEL"
     elif any(path.glob("part-*.parquet")):
         why = f"it holds part files, but no {MANIFEST_FILE}: xgr did not write it, or somebody removed the manifest"
+    elif not path.is_dir():
+        why = "it is neither a file nor a directory"
     elif not any(path.iterdir()):
         why = "it is empty"
     return InputError(f"{path} is no vocabulary, model or output of xgr", why=why, hint=hint)

@@ -34,7 +34,13 @@ _NEEDED: dict[str, type] = {
     "num_sids": int,
     "attributes": dict,
     "files": dict,
+    "sid_lengths": dict,
+    "item_id_type": str,
+    "collisions": dict,
+    "level_reports": list,
+    "warnings": list,
 }
+_NULLABLE: dict[str, type] = {"sid_templates": list, "rank": dict}
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,9 @@ def read_description(directory: Path) -> dict[str, Any]:
         )
     for key, kind in _NEEDED.items():
         if not isinstance(description.get(key), kind):
+            raise damaged(path, f'"{key}" is missing or has the wrong type')
+    for key, kind in _NULLABLE.items():
+        if not isinstance(description.get(key, ""), kind | None):
             raise damaged(path, f'"{key}" is missing or has the wrong type')
     for name in (TRIE, ITEMS):
         entry = description["files"].get(name)

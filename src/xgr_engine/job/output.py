@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,8 @@ class ItemColumns:
         """
         if isinstance(extra, str):
             raise UsageError(f"--item-cols is the text {extra!r}, not a list of columns", hint=f"give [{extra!r}]")
+        if not isinstance(extra, Iterable):
+            raise UsageError(f"--item-cols is {extra!r}, not a list of columns")
         for name in extra:
             if list(extra).count(name) > 1:
                 raise UsageError(f"--item-cols names {name!r} twice", why="the fields of an item have one name each")
