@@ -132,6 +132,16 @@ def test_vllm_knows_no_catalog(model: BenchModel) -> None:
 
 
 @pytest.mark.usefixtures("packages")
+def test_vllm_at_its_limits(model: BenchModel) -> None:
+    """The best 2 W tokens are the whole vocabulary, and the longest prompt fills the model's context."""
+    asked = workload(model, CODES**LEVELS, 16)
+    longest = SMALL.max_context - LEVELS
+    prompts = tuple(np.random.default_rng(seed).integers(0, 11, longest - seed).astype(np.int32) for seed in range(2))
+    parity, _ = one_answer(Vllm(), replace(asked, prompts=prompts, context=longest))
+    assert parity.marks == []
+
+
+@pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize(
     ("fault", "mark"), [("scores", "wrong scores"), ("best", "missing"), ("short", "invalid")], ids=lambda text: text
 )
@@ -150,6 +160,7 @@ def test_wrong_answers_of_vllm_are_marked(
         ("start", "failed", "Unknown architecture"),
         ("die", "failed", "Segmentation fault"),
         ("pool", "out of memory", ""),
+        ("small pool", "out of memory", ""),
         ("memory", "out of memory", ""),
     ],
 )
@@ -254,6 +265,8 @@ def test_what_is_missing_is_said(model: BenchModel, packages: Path, monkeypatch:
     assert installed_packages() == VERSIONS
     assert describe_machine(torch.device("cpu"))["versions"]["vllm"] == "0.33.0"
     assert "--score-over vocab" in (Vllm().available(workload(model, 90, 6, "level")) or "")
+    assert Vllm().available(workload(model, 90, 16)) is None
+    assert "at least 2 W tokens: there are 32, and W is 17" in (Vllm().available(workload(model, 90, 17)) or "")
     assert "at least W codes" in (FlashRec().available(workload(model, 90, 8)) or "")
     other = replace(model.decoder.spec, family="llama", qk_norm=False)
     llama = replace(model, decoder=type(model.decoder)(other, *(getattr(model.decoder, n) for n in _PARTS)))

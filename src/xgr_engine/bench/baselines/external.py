@@ -26,6 +26,7 @@ from xgr_engine.models.spec import DTYPE_BYTES
 
 _GIB = 1 << 30
 _WAVE = 16  # requests that FlashRec computes together at most, where nobody says otherwise; its graphs' memory grows so
+_VLLM_ROWS = 1024  # that vLLM computes together on a GPU of 70 GiB or more; 256 on smaller ones
 
 
 class Foreign(OneAtATime):
@@ -152,9 +153,12 @@ class Vllm(Foreign):
     dtypes = ("bfloat16", "float16", "float32")
 
     def unfit(self, workload: Workload) -> str | None:
-        """It knows one kind of score."""
+        """It knows one kind of score, and asks for the best 2 W tokens of each row, which there must be."""
         if workload.search.score_over != "vocab":
             return "vLLM's beam search scores over the whole vocabulary only: use --score-over vocab"
+        tokens, beam = workload.model.spec.vocab_size, workload.search.beam
+        if tokens < 2 * beam:
+            return f"vLLM needs a vocabulary of at least 2 W tokens: there are {tokens}, and W is {beam}"
         return None
 
     def settings(self, workload: Workload, folder: Path) -> dict[str, Any]:
@@ -162,7 +166,8 @@ class Vllm(Foreign):
         beam, users = workload.search.beam, workload.users
         # blocks of 16 tokens: those of the prompt are shared, and each beam has two of its own at most
         kv = _kv_bytes(workload, users * (workload.context + 16 + 2 * 16 * beam) * 5 // 4)
-        logits = 3 * 4 * workload.model.spec.vocab_size * min(beam * users, 1024)
+        # it starts with a trial of as many rows as it ever takes at once, whatever the row of the table has
+        logits = 3 * 4 * workload.model.spec.vocab_size * _VLLM_ROWS
         device_bytes = workload.model.bytes * 21 // 20 + kv + logits + 6 * _GIB
         self.notes = [
             "it knows no catalog: what it finds best may be no item (invalid), and then takes the place of one",

@@ -142,7 +142,14 @@ class FlashRec:
 
 ENGINES: dict[str, type[Vllm | FlashRec]] = {"vllm": Vllm, "flashrec": FlashRec}
 # How the engines say that a batch does not fit, beside torch's own words.
-_NO_MEMORY = ("OutOfMemory", "out of memory", "No available memory", "Free memory on device", "out of KV tokens")
+_NO_MEMORY = (
+    "OutOfMemory",
+    "out of memory",
+    "No available memory",
+    "available KV cache memory",
+    "Free memory on device",
+    "out of KV tokens",
+)
 
 
 def device_memory() -> tuple[int, int] | None:

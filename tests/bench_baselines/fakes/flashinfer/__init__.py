@@ -47,6 +47,7 @@ class MultiLevelCascadeAttentionWrapper:
         num_kv_heads,
         head_dim,
         page_size,
+        *,  # others stand between these there
         causal=False,
         sm_scale=None,
         q_data_type="float16",
