@@ -14,11 +14,13 @@ def positive_integer(values: Mapping[str, Any], key: str, path: Path) -> int:
     """A size.
 
     Raises:
-        CheckpointError: missing, not an integer, or below 1; names ``path`` and ``key``.
+        CheckpointError: missing, not an integer, below 1 or beyond an int32; names ``path`` and ``key``.
     """
     value = values.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"{path}: {key} must be a positive integer, is {value!r}")
+    if value >= 1 << 31:
+        raise CheckpointError(f"{path}: {key} is {value}, and no model is that large")
     return value
 
 

@@ -124,11 +124,11 @@ def _is_t5(spec: AnySpec) -> bool:
 
 
 def _check_complete(spec: AnySpec, ours: dict[str, str], unknown: list[str], source: Path, names: NameMap) -> None:
-    if spec.num_layers > (
-        held := len(ours) + len(unknown)
-    ):  # listing what each of a billion layers lacks would take for ever
+    held = len(ours) + len(unknown)
+    layers = spec.num_layers + (spec.num_encoder_layers if isinstance(spec, EncoderDecoderSpec) else 0)
+    if layers > held:  # listing what each of a billion layers lacks would take for ever
         raise CheckpointError(
-            f"{source}: config.json describes {spec.num_layers} layers, the weights are {held} tensors",
+            f"{source}: config.json describes {layers} layers, the weights are {held} tensors",
             hint="use the config.json that was saved together with the weights",
         )
     wanted = spec.tensor_shapes()
