@@ -58,11 +58,8 @@ def stop_on_signals(
     previous = signal.set_wakeup_fd(watcher.socket.fileno(), warn_on_full_buffer=False)
     watcher.start()
     try:
-        yield stop
-    except Exception:
-        if watcher.interrupted:  # a library that was in a callback (safetensors reads so) puts its own error instead
-            stop.check()
-        raise
+        with stop.obeyed():
+            yield stop
     finally:
         signal.set_wakeup_fd(previous)
         for number, handler in before.items():
@@ -71,15 +68,12 @@ def stop_on_signals(
 
 
 class _Watcher:
-    """``interrupted``: the main thread has been stopped where it was."""
-
     def __init__(self, output: Output, stop: Stop, grace: float, promise: str, patience: float) -> None:
         self._output = output
         self._stop = stop
         self._grace = grace
         self._promise = promise
         self._patience = patience
-        self.interrupted = False
         # Saving the state takes a moment of the grace too.
         self._forced_after = max(0.0, grace - min(_LAST_WORDS_SECONDS, grace / 10))
         self._reader, self.socket = socket.socketpair()
@@ -99,9 +93,7 @@ class _Watcher:
     def in_main_thread(self, number: int, frame: FrameType | None) -> None:
         """Where nothing is in flight, the main thread stops wherever it is."""
         self._request(signal.Signals(number))
-        if self._stop.prompt:
-            self.interrupted = True
-            self._stop.check()
+        self._stop.interrupt()
 
     def _request(self, number: signal.Signals) -> None:
         # finished shards must be on the disk, and the manifest written, before the end by force

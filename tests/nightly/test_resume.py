@@ -15,9 +15,10 @@ from nightly_support import Stage, rows_of, same_output, write_users
 from xgr_engine.errors import HistoryError, InputError, OutputExistsError, XgrError
 from xgr_engine.job import run as run_module
 from xgr_engine.job.audit import AuditError
+from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.options import OperationOptions
 from xgr_engine.job.outdir import OutDir
-from xgr_engine.job.run import plan_job
+from xgr_engine.job.run import Caller, plan_job, run_job
 from xgr_engine.job.stop import Stop, Stopped
 from xgr_engine.metrics.recs import open_recommendations
 
@@ -101,6 +102,24 @@ def test_a_request_to_stop_finishes_what_it_can_in_time(place: Place, stage: Sta
         assert len(stage.calls) <= 4
     stage.run(options)
     assert same_output(place.out, whole)
+
+
+def test_a_stop_that_a_library_turns_into_its_own_error_is_a_stop_in_the_metrics(place: Place, users: Path) -> None:
+    """safetensors puts a ValueError in place of whatever comes out of its callbacks."""
+    metrics, stop = place.root / "xgr.prom", Stop()
+
+    def loader(*given: Any) -> LoadedEngine:
+        stop.request("SIGTERM", 143, 20)
+        try:
+            stop.interrupt()
+        except Stopped:
+            raise ValueError("could not determine the shape") from None
+        raise AssertionError("not interrupted")
+
+    options = place.options(users, operation=OperationOptions(metrics_file=str(metrics)))
+    with pytest.raises(Stopped):
+        run_job(options, Caller(engine_loader=loader, stop=stop))
+    assert 'xgr_last_run_exit_code{name="xgr"} 143\n' in metrics.read_text()
 
 
 def test_a_stop_before_anything_is_written_leaves_nothing(place: Place, stage: Stage, users: Path) -> None:

@@ -126,7 +126,7 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
     caller = caller or Caller()
     record: dict[str, Any] = {}
     metrics = options.operation.metrics_file
-    with reported(metrics, lambda: record):
+    with reported(metrics, lambda: record), caller.stop.obeyed():
         use_caches(options.operation.cache_dir)
         report = (_run_published if is_remote(options.out) else _run)(options, caller, record)
     try:

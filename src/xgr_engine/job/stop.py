@@ -39,6 +39,7 @@ class Stop:
         self.prompt = True
         self.on_forced: Callable[[Stopped], None] = lambda stopped: None
         self._request: tuple[Stopped, float] | None = None
+        self._interrupted = False
 
     @property
     def requested(self) -> bool:
@@ -73,6 +74,30 @@ class Stop:
         stopped, deadline = self._request
         if needed is None or time.monotonic() + needed > deadline:
             raise Stopped(stopped.reason, stopped.exit_code)
+
+    def interrupt(self) -> None:
+        """In the main thread, after a request: it stops wherever it is, unless shards are in flight.
+
+        Raises:
+            Stopped: it does.
+        """
+        if self.prompt:
+            self._interrupted = True
+            self.check()
+
+    @contextmanager
+    def obeyed(self) -> Iterator[None]:
+        """A library that was in a callback (safetensors reads so) may put an error of its own in place of the stop.
+
+        Raises:
+            Stopped: instead of such an error.
+        """
+        try:
+            yield
+        except Exception:
+            if self._interrupted:
+                self.check()
+            raise
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
