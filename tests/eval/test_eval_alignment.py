@@ -58,7 +58,7 @@ def test_other_order_is_matched_by_user(tmp_path: Path, vocab: Path) -> None:
 def test_user_twice_in_the_truth_is_refused(tmp_path: Path, vocab: Path) -> None:
     recs = write_output(tmp_path, nested([1, 2], [[10], [20]]), vocab=vocab)
     truth = write_users(tmp_path, user_id=[2, 1, 2], target=[10, 20, 30])
-    with pytest.raises(InputError, match="2 rows for user 2"):
+    with pytest.raises(InputError, match="two rows for user 2"):
         run(recs, truth)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -261,15 +262,38 @@ def test_bad_list_lengths(ks: tuple[int, ...]) -> None:
         EvalOptions("recs", ("users.parquet",), ks=ks)
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 0], [1, 1, 0], [0, None, 1], [-1, 0, 1], [0, 1, 1.5], [0, 1, 2**64 - 1]])
-def test_long_file_whose_row_numbers_do_not_ascend_is_refused(tmp_path: Path, rows: list[float]) -> None:
-    """A row in two places would be measured by the last of them alone."""
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        (pa.array([0, 1, 0]), "row 0 in two places"),  # it would be measured by the last of them alone
+        (pa.array([0, None, 1]), "whole numbers from 0"),
+        (pa.array([-1, 0, 1]), "whole numbers from 0"),
+        (pa.array([0, 1, 1.5]), "whole numbers from 0"),
+        (pa.array([0, 1, 2**64 - 1], pa.uint64()), "whole numbers from 0"),
+    ],
+)
+@pytest.mark.parametrize("group", [1, 3])
+def test_row_numbers_of_a_long_file_that_name_no_row_or_one_twice_are_refused(
+    tmp_path: Path, row: pa.Array, match: str, group: int
+) -> None:
     vocab = make_vocabulary(tmp_path)
     users = write_users(tmp_path, user_id=["a", "b"], target=[10, 20])
-    kind = pa.uint64() if rows[-1] > 2**63 else None
-    pq.write_table(pa.table({"row": pa.array(rows, kind), "item_id": [10, 20, 12]}), tmp_path / "long.parquet")
-    with pytest.raises(InputError, match="ascending order"):
+    pq.write_table(pa.table({"row": row, "item_id": [10, 20, 12]}), tmp_path / "long.parquet", row_group_size=group)
+    with pytest.raises(InputError, match=match):
         run(tmp_path / "long.parquet", users, vocab=str(vocab), align="position")
+
+
+@pytest.mark.parametrize("align", ["auto", "position", "user"])
+@pytest.mark.parametrize("group", [1, 3])
+def test_rows_of_a_long_file_may_have_any_order(
+    tmp_path: Path, align: Literal["auto", "position", "user"], group: int
+) -> None:
+    vocab = make_vocabulary(tmp_path)
+    users = write_users(tmp_path, user_id=["a", "b"], target=[10, 20])
+    recs = pa.table({"row": [1, 1, 0], "user_id": ["b", "b", "a"], "item_id": [12, 20, 10]})
+    pq.write_table(recs, tmp_path / "long.parquet", row_group_size=group)
+    report = run(tmp_path / "long.parquet", users, vocab=str(vocab), align=align)
+    assert (mean(report, "recall@1"), mean(report, "recall@3")) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(

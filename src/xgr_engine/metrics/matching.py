@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from xgr_engine.catalog.ids import canonical, plain
+from xgr_engine.catalog.ids import IdIndex, canonical, plain
 from xgr_engine.catalog.sid_text import parse_sid_texts
 from xgr_engine.catalog.trie import runs
 from xgr_engine.catalog.vocabulary import Vocabulary
@@ -115,15 +115,25 @@ class ByPosition:
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
+        self._taken = np.zeros(truth.rows, bool)
 
     def rows_of(self, chunk: RecChunk) -> IntArray:
         """[n] truth row of each row of the chunk.
 
         Raises:
-            InputError: more rows than the truth has, or another user.
+            InputError: more rows than the truth has, a row in two places, or another user.
         """
         if chunk.position.max(initial=-1) >= self._truth.rows:
             raise InputError(f"the output has more rows than the truth has ({self._truth.rows:,})", hint=_POSITION_HINT)
+        rows, count = np.unique(chunk.position, return_counts=True)
+        twice = rows[self._taken[rows] | (count > 1)]
+        if len(twice):
+            raise InputError(
+                f"the output has recommendations of row {twice[0]} in two places",
+                why="all of a row stand together, best first",
+                hint="sort the file by row and rank",
+            )
+        self._taken[rows] = True
         if chunk.users is not None and self._truth.users is not None:
             theirs = self._truth.users.take(pa.array(chunk.position))
             mine_key, their_key = shared_keys(chunk.users, theirs)
@@ -166,21 +176,16 @@ class ByUser:
                 why="its rows are not those of the output, so they can only be matched by user",
                 hint="name the column with --user-col, or give the users file of the run with --truth",
             )
-        texts = canonical(truth.users)
-        encoded = texts.dictionary_encode()
-        codes = encoded.indices
-        if codes.null_count:
+        users = plain(truth.users)
+        if canonical(users).null_count:
             raise InputError(f"the truth has rows without a user in column {user_col!r}")
-        count = np.bincount(codes.to_numpy(), minlength=len(encoded.dictionary))
-        if count.max(initial=0) > 1:
-            user = encoded.dictionary[int(np.argmax(count))].as_py()
+        self._index = IdIndex(users)
+        if len(pairs := self._index.duplicates):
             raise InputError(
-                f"the truth has {int(count.max())} rows for user {user}",
+                f"the truth has two rows for user {users[pairs[0, 0]]}",
                 why="matched by user, each user needs exactly one row",
                 hint="give the users file of the run (matched by position), or one row a user",
             )
-        self._users = encoded.dictionary
-        self._row_of_code = np.argsort(codes.to_numpy(), kind="stable")
         self._taken = np.zeros(truth.rows, bool)
         self._col = user_col
 
@@ -192,7 +197,7 @@ class ByUser:
         """
         if chunk.users is None:
             raise InputError(f"the output has no column {self._col!r}", hint="name the user column with --user-col")
-        rows = self._rows_of_users(chunk.users)
+        rows = self._index.rows_of(chunk.users).astype(np.int64)
         known, count = np.unique(rows[rows >= 0], return_counts=True)
         twice = known[self._taken[known] | (count > 1)]
         if len(twice):
@@ -207,13 +212,8 @@ class ByUser:
 
     def rows_of_rejected(self, users: pa.Array) -> IntArray:
         """Truth rows of users that the output has no row for."""
-        rows = self._rows_of_users(users)
+        rows = self._index.rows_of(users).astype(np.int64)
         return rows[rows >= 0]
-
-    def _rows_of_users(self, users: pa.Array) -> IntArray:
-        found = pc.index_in(canonical(users), value_set=self._users)
-        code = pc.fill_null(found, UNKNOWN).to_numpy(zero_copy_only=False).astype(np.int64)
-        return np.where(code >= 0, self._row_of_code[code], UNKNOWN)
 
     def finish(self, run_rows: int) -> None:
         """Nothing to check: users of the truth that the run did not have are counted, not an error."""

@@ -139,7 +139,7 @@ class Recommendations:
                 position = batch.column("row").to_numpy()
             else:
                 position = np.arange(rows, rows + batch.num_rows)
-            rows = int(position.max(initial=rows - 1)) + 1
+            rows = max(rows, int(position.max(initial=-1)) + 1)
             if rows > len(users):
                 return False
             mine, theirs = canonical(batch.column(self.user_col)), canonical(users.take(pa.array(position)))
@@ -149,7 +149,6 @@ class Recommendations:
         return rows == len(users) or (self.layout == "long" and self.run.rows == len(users))
 
     def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        last = 0
         for path in self.files:
             try:
                 # a damaged page must be an error, not other items
@@ -158,7 +157,7 @@ class Recommendations:
                     for group in range(file.num_row_groups):
                         for batch in file.iter_batches(CHUNK_ROWS, [group], columns, use_threads=False):
                             if "row" in columns:
-                                last = _check_row_numbers(batch.column("row"), last, path)
+                                _check_row_numbers(batch.column("row"), path)
                             yield batch
             except (pa.ArrowException, OSError) as error:
                 raise InputError(f"{path}: cannot be read: {error}") from error
@@ -210,16 +209,12 @@ class Recommendations:
         )
 
 
-def _check_row_numbers(row: pa.Array, at_least: int, file: Path) -> int:
-    """The last of the numbers. Raises an InputError unless they are whole and ascend from ``at_least``."""
-    if pa.types.is_integer(row.type) and not row.null_count:
-        numbers = np.concatenate(([at_least], row.to_numpy().astype(np.int64)))
-        if (numbers[1:] >= numbers[:-1]).all():
-            return int(numbers[-1])
+def _check_row_numbers(row: pa.Array, file: Path) -> None:
+    """Raises an InputError unless they are whole numbers from 0."""
+    if pa.types.is_integer(row.type) and not row.null_count and (row.to_numpy().astype(np.int64) >= 0).all():
+        return
     raise InputError(
-        f"{file}: the column row does not hold whole numbers from 0 in ascending order",
-        why="all recommendations of a row stand together, best first, in the order of the rows",
-        hint="sort the file by row and rank; rows are numbered from 0",
+        f"{file}: the column row does not hold whole numbers from 0", why="they are the numbers of the truth's rows"
     )
 
 
