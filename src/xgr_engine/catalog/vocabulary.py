@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ KIND = "xgr.vocabulary"
 SCHEMA_VERSION = 1
 DESCRIPTION, TRIE, ITEMS = "vocab.json", "trie.safetensors", "items.parquet"
 
-_NEEDED: dict[str, type] = {
+_NEEDED: dict[str, type | UnionType] = {
     "content_hash": str,
     "levels": int,
     "codebook": list,
@@ -39,8 +40,9 @@ _NEEDED: dict[str, type] = {
     "collisions": dict,
     "level_reports": list,
     "warnings": list,
+    "sid_templates": list | None,
+    "rank": dict | None,
 }
-_NULLABLE: dict[str, type] = {"sid_templates": list, "rank": dict}
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,7 @@ def read_description(directory: Path) -> dict[str, Any]:
             hint="build the vocabulary again with xgr build-vocab",
         )
     for key, kind in _NEEDED.items():
-        if not isinstance(description.get(key), kind):
-            raise damaged(path, f'"{key}" is missing or has the wrong type')
-    for key, kind in _NULLABLE.items():
-        if not isinstance(description.get(key, ""), kind | None):
+        if key not in description or not isinstance(description[key], kind):
             raise damaged(path, f'"{key}" is missing or has the wrong type')
     for name in (TRIE, ITEMS):
         entry = description["files"].get(name)
