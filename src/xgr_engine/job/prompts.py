@@ -98,26 +98,26 @@ class PromptMaker:
         """Prompts and exclusions of consecutive rows.
 
         Args:
-            file, start: where they come from and the number of the first, for messages.
+            file, start: where they come from, where that is a file, and the number of the first, for messages.
 
         Raises:
             HistoryError: a column of the wrong type, or an unknown id with ``--on-unknown fail``.
         """
         try:
-            return self._prepare(rows, file, start)
+            return self._prepare(rows, start)
         except HistoryError as error:
-            if file and file not in error.what:
-                raise HistoryError(f"{file}: {error.what}", why=error.why, hint=error.hint) from error
-            raise
+            if not file:
+                raise
+            raise HistoryError(f"{file}: {error.what}", why=error.why, hint=error.hint) from error
 
-    def _prepare(self, rows: Rows, file: str, start: int) -> Prepared:
+    def _prepare(self, rows: Rows, start: int) -> Prepared:
         denied, faults, unknown = self._resolver.denied(rows)
         prepared = Prepared(rows.length, counts=Counter(rows=rows.length, unknown_exclusions=unknown))
         prepared.rejects += [Reject(row, *fault) for row, fault in faults.items()]
         if self._options.history_format == "prompt":
             self._ready_prompts(rows, denied, prepared)
         else:
-            self._histories(rows, denied, prepared, (file, start))
+            self._histories(rows, denied, prepared, start)
         prepared.rejects = _first_of_each_row(prepared.rejects)
         rejected = {reject.row for reject in prepared.rejects}
         kept = [place for place, row in enumerate(prepared.live) if row not in rejected]
@@ -138,11 +138,11 @@ class PromptMaker:
             for rule, tree in zip(prepared.excluded, trees, strict=True)
         ]
 
-    def _histories(self, rows: Rows, denied: Ragged, prepared: Prepared, origin: tuple[str, int]) -> None:
+    def _histories(self, rows: Rows, denied: Ragged, prepared: Prepared, start: int) -> None:
         resolved = self._resolver.resolve(rows)
         prepared.rejects += [Reject(row, *fault) for row, fault in resolved.faults.items()]
         seen = self._resolver.seen(resolved) if self._options.exclude_seen else no_items(rows.length)
-        self._apply_unknown_policy(resolved, prepared, origin)
+        self._apply_unknown_policy(resolved, prepared, start)
         rejected = {reject.row for reject in prepared.rejects}
         codes, offsets = resolved.newest(self._options.max_history)
         lengths = np.diff(offsets)
@@ -159,7 +159,7 @@ class PromptMaker:
             prepared.counts["dropped_items"] += rendered.dropped
             self._add_prompt(row, rendered.token_ids, excluded[row], prepared)
 
-    def _apply_unknown_policy(self, resolved: Resolved, prepared: Prepared, origin: tuple[str, int]) -> None:
+    def _apply_unknown_policy(self, resolved: Resolved, prepared: Prepared, start: int) -> None:
         unknown = np.flatnonzero(~resolved.known)
         prepared.counts["unknown_items"] += len(unknown)
         if self._options.on_unknown == "drop" or not len(unknown):
@@ -169,9 +169,8 @@ class PromptMaker:
             name = str(resolved.names[at].as_py())
             if self._options.on_unknown == "fail":
                 row, name = int(owner[0]), str(resolved.names[int(unknown[0])].as_py())
-                file, start = origin
                 raise HistoryError(
-                    f"{file}{': ' if file else ''}row {start + row}: {name!r} is not in the catalog",
+                    f"row {start + row}: {name!r} is not in the catalog",
                     why="--on-unknown fail",
                     hint="build the vocabulary from the catalog of these histories, or use --on-unknown drop or reject",
                 )
