@@ -346,13 +346,14 @@ def test_outputs_that_overlap_an_input_are_refused(place: Place) -> None:
     # a pattern would find the first part files, and the run could not go on
     (folder / "r1").mkdir()
     place.users([[100]], "data/r1/part.parquet")
-    for pattern in ("data/**/*.parquet", "*/*/*.parquet", "data/r*/part*"):
+    for pattern in ("data/**/*.parquet", "*/*/*.parquet", "data/r*/part*", "data/r*", "d*[a]"):
         with pytest.raises(UsageError, match=r"would be found by --in"):
             place.run(place.options(str(place.root / pattern), out=str(folder / "recs")))
         assert not (folder / "recs").exists()
-    report, _ = place.run(place.options(str(folder / "*.parquet"), out=str(folder / "recs")))
-    assert report.failure is None
-    assert place.run(place.options(str(folder / "*.parquet"), out=str(folder / "recs")))[1] is None
+    for pattern, name in (("data/*/*.parquet", ".recs"), ("data/r*", "_recs"), ("data/*", "recs")):
+        options = place.options(str(place.root / pattern), out=str(folder / name))
+        assert place.run(options)[0].failure is None
+        assert place.run(options)[1] is None  # nothing to do: the input is what it was
 
 
 def test_dry_run_checks_everything_and_writes_nothing(place: Place) -> None:

@@ -19,7 +19,7 @@ from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.inputs import Inputs, RowReader, open_inputs
 from xgr_engine.job.manifest import fingerprint, fingerprint_fields
 from xgr_engine.job.options import RecommendOptions
-from xgr_engine.job.outdir import OutDir, check_apart, check_not_found
+from xgr_engine.job.outdir import OutDir, check_apart, check_out_of_reach
 from xgr_engine.job.output import ItemColumns, check_column_names
 from xgr_engine.job.partitions import check_partition_by, chosen, folder_of
 from xgr_engine.job.prompts import PromptMaker, make_prompt_maker
@@ -73,13 +73,11 @@ def open_job(options: RecommendOptions) -> OpenedJob:
     histories = options.histories
     out = OutDir(Path(options.out))
     inputs = open_inputs(histories)
+    files = [file.path for file in inputs.files if isinstance(file.path, Path)]
     roots = [Path(path) for path in histories.paths if Path(path).exists()]
-    check_apart(
-        out.root,
-        [*roots, *(file.path for file in inputs.files if isinstance(file.path, Path))],
-        {"--model": Path(options.model), "--vocab": Path(options.vocab)},
-    )
-    check_not_found(out.root, [path for path in histories.paths if not is_remote(path) and not Path(path).exists()])
+    check_apart(out.root, [*roots, *files], {"--model": Path(options.model), "--vocab": Path(options.vocab)})
+    patterns = [path for path in histories.paths if not is_remote(path) and not Path(path).exists()]
+    check_out_of_reach(out.root, patterns, files)
     check_column_names(inputs.schema.names, options.layout, options.item_cols)
     vocabulary = load_vocabulary(Path(options.vocab))
     model = load_model_dir(Path(options.model))

@@ -277,16 +277,25 @@ def check_apart(out: Path, inputs: Sequence[Path], directories: Mapping[str, Pat
             )
 
 
-def check_not_found(out: Path, patterns: Sequence[str]) -> None:
+def check_out_of_reach(out: Path, patterns: Sequence[str], files: Sequence[Path]) -> None:
     """Guards against an output that a pattern of ``--in`` would find once it is there: no run could go on with it.
 
+    Args:
+        files: what the patterns find now.
+
     Raises:
-        UsageError: one of the patterns finds files in it.
+        UsageError: one of the patterns finds files in it, or it stands in a directory that one finds.
     """
-    written = (Path("part-00000-of-00001.parquet"), Path("_xgr/rejects.parquet"), Path("_xgr/shards/part.parquet"))
+    root = _parts(out)
+    written = [
+        (*root, *name.split("/")) for name in ("part-0.parquet", "_xgr/rejects.parquet", "_xgr/shards/0.parquet")
+    ]
+    folders = [root[:depth] for depth in range(1, len(root) + 1) if not root[depth - 1].startswith("_")]
     for pattern in patterns:
-        parts = Path(os.path.abspath(pattern)).parts  # noqa: PTH100 (links keep their own names, as a pattern sees them)
-        if any(_fits((out.absolute() / name).parts, parts) for name in written):
+        wanted = _parts(pattern)
+        # of a pattern that finds directories alone, all that is below them is input
+        places = written if any(_fits(_parts(file), wanted) for file in files) else folders
+        if any(_fits(place, wanted) for place in places):
             raise UsageError(
                 f"--out {out} would be found by --in {pattern}",
                 why="the next run would read it as its own input",
@@ -294,10 +303,17 @@ def check_not_found(out: Path, patterns: Sequence[str]) -> None:
             )
 
 
+def _parts(path: str | Path) -> tuple[str, ...]:
+    return Path(os.path.abspath(path)).parts  # noqa: PTH100 (links keep their own names, as a pattern sees them)
+
+
 def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
     """Whether a path is what a pattern finds, part by part: ``*`` stays in its directory, ``**`` is any number."""
     if not pattern:
         return not names
-    if pattern[0] == "**":
-        return _fits(names, pattern[1:]) or (bool(names) and _fits(names[1:], pattern))
-    return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
+    many = pattern[0] == "**"
+    if many and _fits(names, pattern[1:]):
+        return True
+    if not names or (names[0].startswith(".") and not pattern[0].startswith(".")):  # hidden from wildcards
+        return False
+    return fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern if many else pattern[1:])
