@@ -92,6 +92,15 @@ def test_a_file_that_a_pattern_would_find_is_refused_before_it_is_there(
     assert run([*command, str(place.root / "job.prom")]) == 0
 
 
+def test_a_pattern_of_files_leaves_the_directories_beside_them_to_others(place: Place, files: dict[str, Path]) -> None:
+    metrics = place.root / "logs" / "job.prom"
+    metrics.parent.mkdir()
+    files["users"].rename(place.root / "logs.parquet")
+    given = ["--model", str(place.model), "--vocab", str(place.vocab), "--out", str(place.out), "--device", "cpu"]
+    command = ["recommend", "--in", f"{place.root}/logs*", *given, "--beam", "8", "--top-k", "3"]
+    assert run([*command, "--metrics-file", str(metrics)]) == 0
+
+
 def test_an_input_that_cannot_be_looked_for_is_told_in_the_metrics(place: Place) -> None:
     """Looking for it before the job begins used to end the command without them."""
     metrics = place.root / "job.prom"

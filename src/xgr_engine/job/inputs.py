@@ -7,8 +7,10 @@ Ranges asked for in order are read in one pass; any other range costs a new star
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from pathlib import Path
 
@@ -126,6 +128,36 @@ def _find(text: str) -> list[tuple[InputPath, Partition]]:
     if not files:  # the pattern matches directories: 'users/dt=2026-11-*'
         files = [file for found in folders_and_files if found.is_dir() for file in _walk(found)]
     return [(file, partition_of(file.parts[fixed:-1])) for file in files]
+
+
+def would_find(pattern: str, path: Path, files: Sequence[InputPath]) -> bool:
+    """Whether a glob would find a file, once it is there.
+
+    Args:
+        files: what it finds now. If these stand below directories that it finds, any other file there is found too.
+    """
+    names, wanted = _parts(path), _parts(pattern)
+    finds_files = any(_fits(_parts(file), wanted) for file in files if isinstance(file, Path))
+    return any(
+        _fits(names[:depth], wanted) and not any(name.startswith(("_", ".")) for name in names[depth - 1 :])
+        for depth in ([len(names)] if finds_files else range(1, len(names) + 1))
+    )
+
+
+def _parts(path: str | Path) -> tuple[str, ...]:
+    return Path(os.path.abspath(path)).parts  # noqa: PTH100 (links keep their own names, as a glob sees them)
+
+
+def _fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a path is one that a glob finds, part by part: ``*`` stays in its directory, ``**`` is any number."""
+    if not wanted:
+        return not names
+    many = wanted[0] == "**"
+    if many and _fits(names, wanted[1:]):
+        return True
+    if not names or (names[0].startswith(".") and not wanted[0].startswith(".")):  # hidden from wildcards
+        return False
+    return fnmatchcase(names[0], wanted[0]) and _fits(names[1:], wanted if many else wanted[1:])
 
 
 def _walk(directory: Path) -> Iterator[Path]:

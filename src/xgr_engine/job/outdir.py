@@ -12,12 +12,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ import pyarrow.parquet as pq
 from xgr_engine.errors import OutputExistsError, UsageError
 from xgr_engine.files import TEMPORARY_PREFIX, sync
 from xgr_engine.job.commit import commit_text
+from xgr_engine.job.inputs import would_find
 from xgr_engine.job.lock import hold
 from xgr_engine.job.manifest import is_damaged, read_manifest
 from xgr_engine.job.shards import Shard
@@ -284,36 +283,13 @@ def check_out_of_reach(out: Path, patterns: Sequence[str], files: Sequence[Path]
         files: what the patterns find now.
 
     Raises:
-        UsageError: one of the patterns finds files in it, or it stands in a directory that one finds.
+        UsageError: one of the patterns finds files in it.
     """
-    root = _parts(out)
-    written = [
-        (*root, *name.split("/")) for name in ("part-0.parquet", "_xgr/rejects.parquet", "_xgr/shards/0.parquet")
-    ]
-    folders = [root[:depth] for depth in range(1, len(root) + 1) if not root[depth - 1].startswith("_")]
+    written = [out / name for name in ("part-0.parquet", "_xgr/rejects.parquet", "_xgr/shards/part-0.parquet")]
     for pattern in patterns:
-        wanted = _parts(pattern)
-        # of a pattern that finds directories alone, all that is below them is input
-        places = written if any(_fits(_parts(file), wanted) for file in files) else folders
-        if any(_fits(place, wanted) for place in places):
+        if any(would_find(pattern, path, files) for path in written):
             raise UsageError(
                 f"--out {out} would be found by --in {pattern}",
                 why="the next run would read it as its own input",
                 hint="name an output directory that the pattern does not reach",
             )
-
-
-def _parts(path: str | Path) -> tuple[str, ...]:
-    return Path(os.path.abspath(path)).parts  # noqa: PTH100 (links keep their own names, as a pattern sees them)
-
-
-def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path is what a pattern finds, part by part: ``*`` stays in its directory, ``**`` is any number."""
-    if not pattern:
-        return not names
-    many = pattern[0] == "**"
-    if many and _fits(names, pattern[1:]):
-        return True
-    if not names or (names[0].startswith(".") and not pattern[0].startswith(".")):  # hidden from wildcards
-        return False
-    return fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern if many else pattern[1:])

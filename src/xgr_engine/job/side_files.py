@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from fnmatch import fnmatch
 from pathlib import Path
 
 from xgr_engine.errors import UsageError, XgrError
 from xgr_engine.files import destination
-from xgr_engine.job.filesystems import is_remote
-from xgr_engine.job.inputs import find_files
+from xgr_engine.job.filesystems import InputPath, is_remote
+from xgr_engine.job.inputs import find_files, would_find
 
 
 def check_side_file(option: str, path: Path | None, others: Iterable[tuple[str, str]]) -> None:
@@ -60,14 +59,20 @@ def _places(given: str) -> Iterator[Path]:
     if not given or is_remote(given):
         return
     yield Path(os.path.realpath(given))
-    if not os.path.exists(given):  # noqa: PTH110 (Path.exists raises where a directory may not be looked into)
-        with suppress(XgrError, OSError):
-            for file in find_files((given,)):
-                yield Path(os.path.realpath(str(file)))
+    for file in _found(given):
+        yield Path(os.path.realpath(str(file)))
+
+
+def _found(given: str) -> list[InputPath]:
+    """The files that a pattern finds now."""
+    if os.path.exists(given):  # noqa: PTH110 (Path.exists raises where a directory may not be looked into)
+        return []
+    with suppress(XgrError, OSError):
+        return find_files((given,))
+    return []
 
 
 def _would_find(given: str, path: Path) -> bool:
-    """Whether a pattern fits the name of a file that is not there yet, or fits a directory above it."""
     if not given or is_remote(given) or os.path.exists(given):  # noqa: PTH110
         return False
-    return fnmatch(os.path.abspath(path), os.path.abspath(given))  # noqa: PTH100 (a link counts by its own name)
+    return would_find(given, path, _found(given))
