@@ -36,6 +36,12 @@ def test_contender_agrees_with_the_definition(name: str) -> None:
     contender.release()
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_one_beam_is_scored_as_well(name: str) -> None:
+    """transformers searches greedily then, and gives no sequence a score."""
+    judged(name, tiny_workload(beam=1, top_k=1))
+
+
 @pytest.mark.parametrize("name", ["hf", "hf-fast"])
 def test_transformers_gives_no_filler_when_there_are_too_few_items(name: str) -> None:
     """cases.md: fewer items than the beam is wide."""

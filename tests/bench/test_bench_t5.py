@@ -80,6 +80,12 @@ def test_contender_agrees_with_the_definition(
     assert len({tuple(map(tuple, codes.tolist())) for codes in answer.codes}) == 3  # the prompt decides
 
 
+@pytest.mark.parametrize("name", ["hf", "hf-fast"])
+def test_one_beam_is_scored_as_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = SearchOptions(beam=1, top_k=1, collisions="first")
+    judged(name, t5_workload(monkeypatch, search=search))
+
+
 def test_transformers_gives_the_engines_lists_for_prompts_of_several_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     generator = np.random.default_rng(3)

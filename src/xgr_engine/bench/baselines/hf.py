@@ -132,27 +132,34 @@ class HuggingFace(OneAtATime):
         for part in self._constraint.values():
             _start(part, before)
         steps = workload.catalog.trie.levels + len(workload.model.score_suffix)
+        beams = {"num_beams": workload.search.beam, "length_penalty": 0.0, "early_stopping": True}
         found = self._model.generate(
             input_ids=torch.from_numpy(ids).to(device),
             attention_mask=torch.from_numpy(mask).to(device),
-            num_beams=workload.search.beam,
             num_return_sequences=workload.search.top_k,
             max_new_tokens=steps,
             do_sample=False,
-            length_penalty=0.0,
-            early_stopping=True,
             pad_token_id=0,
             eos_token_id=None,
             return_dict_in_generate=True,
             output_scores=scored,
+            **(beams if workload.search.beam > 1 else {"output_logits": scored}),
             **self._constraint,
         )
         levels = workload.catalog.trie.levels
         tokens = found.sequences[:, before : before + levels].cpu().numpy()
         scores = np.full(len(tokens), np.nan, np.float32)
         if scored:
-            scores = found.sequences_scores.float().cpu().numpy()
+            scores = self._scores(found)
         return _ranked(tokens, scores, len(prompts), workload)
+
+    def _scores(self, found: Any) -> NDArray[np.float32]:
+        """Scores [rows] of the sequences. With one beam generate searches greedily, and leaves them to be summed up."""
+        if "sequences_scores" in found:
+            scores = found.sequences_scores
+        else:
+            scores = self._model.compute_transition_scores(found.sequences, found.logits, normalize_logits=True).sum(1)
+        return np.asarray(scores.float().cpu(), np.float32)
 
 
 class HuggingFaceFast(HuggingFace):
