@@ -87,7 +87,7 @@ def _check_numbers(path: Path, tokenizer: Tokenizer) -> None:
             raise CheckpointError(
                 f"{path}: gives the token {text!r} the id {number}, and it is "
                 + ("no token" if known is None else f"read as {known}"),
-                why="its added tokens repeat, are empty, or are not numbered in their order, so the ids behind shift",
+                why="its added tokens repeat, are empty, out of order or leave a number out, so the ids behind shift",
                 hint="use the tokenizer.json that was saved together with the model",
             )
 
