@@ -7,7 +7,7 @@ reject one row and not fail Arrow's conversion of a whole batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
@@ -124,6 +124,15 @@ def _from_arrow(batch: pa.RecordBatch, schema: pa.Schema, columns: Columns) -> R
     return Rows(table, {name: batch.column(name) for name in columns.lists}, batch.num_rows)
 
 
+def parquet_batches(
+    file: pq.ParquetFile, rows: int, columns: Sequence[str], first_group: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Batches of at most ``rows`` rows, row group by row group: each group has dictionaries of its own, and Arrow
+    cannot join those of the values of a list."""
+    for group in range(first_group, file.num_row_groups):
+        yield from file.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False)
+
+
 def _without_views(kind: pa.DataType) -> pa.DataType:
     """View types, inside others too, as the plain types of the same values: Arrow cannot pick rows of views."""
     types = pa.types
@@ -164,13 +173,8 @@ class ParquetFormat(_Format):
                 skip -= file.metadata.row_group(first).num_rows
                 first += 1
             names = list(dict.fromkeys((*schema.names, *columns.lists)))
-            # Group by group: a batch across two cannot hold a list of dictionary values, as each group has its own.
-            stream = (
-                _from_arrow(batch, schema, columns)
-                for group in range(first, file.metadata.num_row_groups)
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names, use_threads=False)
-            )
-            yield from _drop_rows(stream, skip)
+            stream = parquet_batches(file, BATCH_ROWS, names, first)
+            yield from _drop_rows((_from_arrow(batch, schema, columns) for batch in stream), skip)
 
 
 class CsvFormat(_Format):

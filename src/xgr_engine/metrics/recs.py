@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.errors import InputError
 from xgr_engine.job.filesystems import InputPath
+from xgr_engine.job.input_formats import parquet_batches
 from xgr_engine.job.manifest import is_damaged, read_manifest
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.resume import PART_KEY
@@ -153,12 +154,10 @@ class Recommendations:
             try:
                 # a damaged page must be an error, not other items
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    # group by group: Arrow cannot join the dictionaries that groups have for the ids of a list
-                    for group in range(file.num_row_groups):
-                        for batch in file.iter_batches(CHUNK_ROWS, [group], columns, use_threads=False):
-                            if "row" in columns:
-                                _check_row_numbers(batch.column("row"), path)
-                            yield batch
+                    for batch in parquet_batches(file, CHUNK_ROWS, columns):
+                        if "row" in columns:
+                            _check_row_numbers(batch.column("row"), path)
+                        yield batch
             except (pa.ArrowException, OSError) as error:
                 raise InputError(f"{path}: cannot be read: {error}") from error
 
