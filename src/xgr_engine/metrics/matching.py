@@ -108,6 +108,14 @@ def target_sid_in_history(truth: Truth, target_leaf: IntArray, vocabulary: Vocab
     )
 
 
+def _take(taken: NDArray[np.bool_], rows: IntArray) -> IntArray:
+    """Mark ``rows`` as taken. Returns those that were so before, or stand twice among them; ascending."""
+    each, count = np.unique(rows, return_counts=True)
+    twice: IntArray = each[taken[each] | (count > 1)]
+    taken[each] = True
+    return twice
+
+
 class ByPosition:
     """Row i of the output belongs to row i of the truth; user columns, where both have one, must agree."""
 
@@ -125,15 +133,12 @@ class ByPosition:
         """
         if chunk.position.max(initial=-1) >= self._truth.rows:
             raise InputError(f"the output has more rows than the truth has ({self._truth.rows:,})", hint=_POSITION_HINT)
-        rows, count = np.unique(chunk.position, return_counts=True)
-        twice = rows[self._taken[rows] | (count > 1)]
-        if len(twice):
+        if len(twice := _take(self._taken, chunk.position)):
             raise InputError(
                 f"the output has recommendations of row {twice[0]} in two places",
                 why="all of a row stand together, best first",
                 hint="sort the file by row and rank",
             )
-        self._taken[rows] = True
         if chunk.users is not None and self._truth.users is not None:
             theirs = self._truth.users.take(pa.array(chunk.position))
             mine_key, their_key = shared_keys(chunk.users, theirs)
@@ -198,16 +203,13 @@ class ByUser:
         if chunk.users is None:
             raise InputError(f"the output has no column {self._col!r}", hint="name the user column with --user-col")
         rows = self._index.rows_of(chunk.users).astype(np.int64)
-        known, count = np.unique(rows[rows >= 0], return_counts=True)
-        twice = known[self._taken[known] | (count > 1)]
-        if len(twice):
+        if len(twice := _take(self._taken, rows[rows >= 0])):
             at = int(np.flatnonzero(rows == twice[0])[0])
             raise InputError(
                 f"the output has two rows for user {chunk.users[at]}",
                 why="matched by user, each user needs exactly one row",
                 hint="give the users file of the run with --truth: it is matched by position",
             )
-        self._taken[known] = True
         return rows
 
     def rows_of_rejected(self, users: pa.Array) -> IntArray:
