@@ -149,19 +149,7 @@ def test_a_time_limit_leaves_out_and_says_so() -> None:
 
 def test_the_timeline_is_of_the_last_model_that_was_measured() -> None:
     """The limit may leave out the models after it; and the profiler, which slows a GPU's launches, comes last."""
-    options = BenchOptions(
-        geometries=("quick", "qwen3-4b"),
-        items=500,
-        codes=40,
-        levels=3,
-        contexts=(8,),
-        users=(1,),
-        beams=(4,),
-        baselines=(),
-        ablations=False,
-        budget_s=0.01,
-        time_limit_s=3600.0,
-    )
+    options = replace(TINY, geometries=("quick", "qwen3-4b"), attention=True, timeline=True, time_limit_s=3600.0)
     order: list[str] = []
 
     def note(text: str) -> None:
