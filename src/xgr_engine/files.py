@@ -1,15 +1,17 @@
-"""Files that appear whole or not at all, and what their bytes hash to."""
+"""Files that appear whole or not at all, what their bytes hash to, and JSON from anywhere."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from xgr_engine.errors import UsageError
 
@@ -97,6 +99,18 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """``json.loads``, for which nesting too deep is bad JSON like any other.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def file_sha256(path: Path) -> str:

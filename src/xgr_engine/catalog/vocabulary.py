@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from xgr_engine.catalog.ids import IdIndex, plain
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.catalog.trie_file import damaged, load_trie
 from xgr_engine.errors import CatalogError
-from xgr_engine.files import file_sha256
+from xgr_engine.files import file_sha256, parse_json
 
 IntArray = NDArray[np.int32]
 
@@ -174,8 +173,8 @@ def read_description(directory: Path) -> dict[str, Any]:
         missing = "there is no such directory" if not directory.is_dir() else f"it has no {DESCRIPTION}"
         raise CatalogError(f"{directory} is no vocabulary", why=missing, hint="make one with xgr build-vocab CATALOG")
     try:
-        description = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        description = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(description, dict) or description.get("kind") != KIND:
         raise CatalogError(f"{path} does not describe a vocabulary", why=f'its "kind" is not "{KIND}"')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from xgr_engine.errors import CheckpointError
-from xgr_engine.files import file_sha256
+from xgr_engine.files import file_sha256, parse_json
 from xgr_engine.tokens.tokenizer_files import COMPANION_FILES, TOKENIZER_FILE
 
 CONFIG_FILE = "config.json"
@@ -51,10 +50,10 @@ def read_config(source: Path) -> dict[str, Any]:
             )
     path = source / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{source}: has no {CONFIG_FILE}", hint="give the directory of the model") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot read the file", why=str(error)) from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: must hold one JSON object")
@@ -86,10 +85,10 @@ def find_weights(source: Path, model_class: str = "AutoModelForCausalLM") -> Wei
     index_path, single = source / INDEX_FILE, source / SINGLE_FILE
     if index_path.is_file():
         try:
-            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = parse_json(index_path.read_text(encoding="utf-8"))["weight_map"]
             shards = sorted(set(weight_map.values()))
             outside = [shard for shard in shards if Path(shard).name != shard]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index_path}: cannot read the index", why=repr(error)) from error
         if outside:
             raise CheckpointError(f"{index_path}: names a file outside its directory: {outside[0]}")

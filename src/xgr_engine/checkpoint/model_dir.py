@@ -27,7 +27,7 @@ from typing import Any
 
 from xgr_engine.checkpoint.weights import verify_checksums
 from xgr_engine.errors import CheckpointError
-from xgr_engine.files import file_sha256
+from xgr_engine.files import file_sha256, parse_json
 from xgr_engine.models.spec import AnySpec, spec_from_json
 from xgr_engine.tokens.contract import ScoreContract
 from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec
@@ -149,8 +149,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
             hint="make one with `xgr convert CHECKPOINT --vocab VOCAB --out MODEL`",
         )
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        record = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot read the file", why=str(error), hint=_AGAIN) from error
     if not isinstance(record, dict) or record.get("kind") != KIND:
         raise CheckpointError(f"{file}: does not describe a model", hint="give a directory that `xgr convert` wrote")

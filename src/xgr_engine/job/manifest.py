@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xgr_engine.errors import InputError
+from xgr_engine.files import parse_json
 from xgr_engine.job.commit import commit_text
 from xgr_engine.job.inputs import Inputs
 from xgr_engine.job.options import RecommendOptions, fingerprinted
@@ -109,8 +110,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         InputError: one of a later xgr.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        record = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
     if not isinstance(record, dict) or record.get("kind") != KIND:
         return None
@@ -127,7 +128,7 @@ def is_damaged(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        record = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return True
     return not isinstance(record, dict) or "kind" not in record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from xgr_engine.errors import CheckpointError
+from xgr_engine.files import parse_json
 
 TOKENIZER_FILE = "tokenizer.json"
 # Copied beside the converted model; only TOKENIZER_FILE is read by xgr after that.
@@ -137,8 +137,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot read the file", why=str(error)) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold one JSON object, holds {type(value).__name__}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from xgr_engine.catalog.arrow_types import is_text
 from xgr_engine.catalog.readers.base import ReadOptions
 from xgr_engine.catalog.readers.csv_quotes import check_quotes
 from xgr_engine.errors import CatalogError
+from xgr_engine.files import parse_json
 
 PARQUET = (".parquet", ".pq")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -163,8 +163,8 @@ def _sampled_schema(path: Path, item_col: str) -> pa.Schema | None:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                record = parse_json(line)
+            except ValueError as error:
                 raise CatalogError(f"{path}, line {number}: not JSON", why=str(error)) from error
             if not isinstance(record, dict):
                 raise CatalogError(f"{path}, line {number}: not a JSON object", hint="one object a line is needed")

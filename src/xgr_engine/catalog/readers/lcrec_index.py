@@ -18,6 +18,7 @@ from xgr_engine.catalog.ids import IdIndex
 from xgr_engine.catalog.readers.base import Catalog, ReadOptions, assemble, kept_attributes, no_columns
 from xgr_engine.catalog.readers.sid_columns import SidSource, read_sid_column
 from xgr_engine.errors import CatalogError
+from xgr_engine.files import parse_json
 
 Pairs = list[tuple[str, Any]]
 
@@ -72,8 +73,8 @@ def _with_item_files(paths: Sequence[Path]) -> list[Path]:
 def _load(path: Path) -> Pairs:
     """The pairs of the file's one object. Repeated keys stay, where a dict would drop all but the last in silence."""
     try:
-        document = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_Object)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_Object)
+    except ValueError as error:
         raise CatalogError(f"{path} is not valid JSON", why=str(error)) from error
     if not isinstance(document, _Object):
         raise CatalogError(f"{path} is not one JSON object", hint="name another format with --format")
