@@ -25,6 +25,7 @@ START_S = 1800.0  # an engine compiles kernels and captures graphs when it start
 ANSWER_S = 900.0
 LATE_S = 60.0  # a batch that was begun may end so much after the time limit
 _STOP_S = 20.0
+_GONE_S = 10.0  # what was killed still has memory to give back
 _SHOWN_LINES = 3
 _LOG_BYTES = 4096
 # No look-ups in the network and no telemetry while something is measured.
@@ -146,6 +147,7 @@ class Process:
         finally:
             self.kill()
             self._process.wait()
+            self._wait_for_children()
             _running.discard(self)
         self._process.stdout.close()
         self._log.close()
@@ -154,6 +156,14 @@ class Process:
         """End the process and all that it started, at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _wait_for_children(self) -> None:
+        """Whoever measures next shall not share cores and memory with what this engine started and is being killed."""
+        until = time.monotonic() + _GONE_S
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < until:
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.01)
 
     def _ask(self, request: dict[str, Any], most: float, when: str, late: float = 0.0) -> dict[str, Any]:
         """An answer within ``most`` seconds, and within ``late`` seconds after the deadline."""
