@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from xgr_cli.output import Output, show
 
 
-def show_vocabulary(out: Output, record: dict[str, Any]) -> None:
+def show_vocabulary(out: Output, record: Mapping[str, Any]) -> None:
     """``record`` as ``xgr_engine.catalog.vocabulary.describe`` gives it."""
-    collisions = record["collisions"]
+    collisions, rank = record["collisions"], record["rank"]
     shared = f"{show(collisions['items'])} items on {show(collisions['groups'])} SIDs, at most {collisions['largest']}"
     lengths = ", ".join(f"{show(count)} of {length} codes" for length, count in record["sid_lengths"].items())
     attributes = ", ".join(f"{name} ({kind})" for name, kind in record["attributes"].items())
-    rank = record.get("rank")
+    order = "item id" if rank is None else f"{rank['column']}, {'largest' if rank['descending'] else 'smallest'} first"
     out.fields(
         {
             "items": f"{show(record['num_items'])}, ids are {record['item_id_type']}",
             "SIDs": f"{show(record['num_sids'])} ({lengths})",
             "collisions": shared if collisions["groups"] else "none",
-            "tokens": record["sid_templates"] or "bare codes",
+            "order on a shared SID": order,
+            "SID tokens": "".join(record["sid_templates"] or ()) or "bare codes",
             "attributes": attributes or "none",
-            "rank": rank and f"{rank['column']}, {'largest' if rank['descending'] else 'smallest'} first",
-            "size": f"{record['bytes_on_disk'] / 1e6:,.1f} MB",
+            "size on disk": f"{record['bytes_on_disk'] / 1e6:,.1f} MB",
             "content": record["content_hash"],
             **_verified(record),
         },
         title=f"Vocabulary {record['path']}",
     )
+    columns = ["codes_used", "codebook_size", "largest_code", "nodes", "branching_mean", "branching_max"]
     out.table(
-        ["level", "codebook", "used", "largest code", "prefixes", "branching mean", "branching max"],
-        [
-            (
-                number,
-                level["codebook_size"],
-                level["codes_used"],
-                level["largest_code"],
-                level["nodes"],
-                level["branching_mean"],
-                level["branching_max"],
-            )
-            for number, level in enumerate(record["level_reports"], 1)
-        ],
+        ["level", "codes used", "codebook", "largest code", "prefixes", "branching mean", "branching max"],
+        [(number, *(level[column] for column in columns)) for number, level in enumerate(record["level_reports"], 1)],
     )
     for warning in record["warnings"]:
         out.print(f"  warning: {warning}")
@@ -81,7 +72,7 @@ def layers(spec: dict[str, Any]) -> str:
     return f"{spec['num_layers']} layers"
 
 
-def _verified(record: dict[str, Any]) -> dict[str, str]:
+def _verified(record: Mapping[str, Any]) -> dict[str, str]:
     """A line for ``xgr inspect --verify``, which ends with an error where a file does not match."""
     return {"verified": "all files match their checksums"} if record.get("verified") else {}
 

@@ -6,13 +6,13 @@ with --update as well; the output directory is replaced in one step. The same ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from xgr_cli.options import argument, option
-from xgr_cli.output import Output, show
+from xgr_cli.output import Output
+from xgr_cli.views import show_vocabulary
 
 _DONE = {
     "built": "built the vocabulary",
@@ -126,42 +126,10 @@ def build_vocab(
     output.note(_DONE[result.action])
 
     def view(sink: Output) -> None:
-        show_vocabulary(sink, result.description, "Vocabulary")
+        show_vocabulary(sink, result.description)
         if result.action == "updated" and changes is not None:
             kinds = ("added", "removed", "moved", "kept")
             rows = [(kind, changes[kind], changes["examples"].get(kind, [])) for kind in kinds]
             sink.table(["change", "items", "such as"], rows)
 
     output.result({"action": result.action, "changes": changes, **result.description}, view)
-
-
-def show_vocabulary(sink: Output, description: Mapping[str, Any], title: str) -> None:
-    """Print the description of a vocabulary (``xgr_engine.catalog.vocabulary.describe``)."""
-    collisions, rank = description["collisions"], description["rank"]
-    shared = f"{show(collisions['items'])} items on {show(collisions['groups'])} SIDs, at most {collisions['largest']}"
-    lengths = ", ".join(f"{show(count)} of {length} codes" for length, count in description["sid_lengths"].items())
-    attributes = ", ".join(f"{name} ({kind})" for name, kind in description["attributes"].items())
-    order = "item id" if rank is None else f"{rank['column']}, {'largest' if rank['descending'] else 'smallest'} first"
-    sink.fields(
-        {
-            "items": f"{show(description['num_items'])}, ids are {description['item_id_type']}",
-            "SIDs": f"{show(description['num_sids'])} ({lengths})",
-            "collisions": shared if collisions["groups"] else "none",
-            "order on a shared SID": order,
-            "SID tokens": "".join(description["sid_templates"] or ()) or "bare codes",
-            "attributes": attributes or "none",
-            "size on disk": f"{description['bytes_on_disk'] / 1e6:,.1f} MB",
-            "content": description["content_hash"],
-        },
-        title=f"{title} {description['path']}",
-    )
-    columns = ["codes_used", "codebook_size", "largest_code", "nodes", "branching_mean", "branching_max"]
-    sink.table(
-        ["level", "codes used", "codebook", "largest code", "prefixes", "branching mean", "branching max"],
-        [
-            (number, *(level[column] for column in columns))
-            for number, level in enumerate(description["level_reports"], 1)
-        ],
-    )
-    for warning in description["warnings"]:
-        sink.print(f"  warning: {warning}")
