@@ -107,8 +107,8 @@ def test_a_field_of_very_many_lines_is_warned_of_and_then_refused(
 
 @pytest.mark.parametrize("row", [b'1,"[""p"",""q""]","a\nb"\n', b'1,12" pipe,"x"\n'])
 def test_a_large_file_takes_seconds(row: bytes) -> None:
-    """Far below what parsing it costs: a second for 16 MiB is the limit of a busy machine, not the usual time."""
+    """Far below what parsing it costs: the limit is that of a slow machine, not the usual time."""
     text = row * ((16 << 20) // len(row))
-    started = time.perf_counter()
+    started = time.process_time()
     assert isinstance(scan_quotes(io.BytesIO(text)), QuotedField)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5

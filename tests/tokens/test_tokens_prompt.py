@@ -177,9 +177,9 @@ def test_history_of_a_thousand_tokens_takes_less_than_two_milliseconds(tmp_path:
     history = random_history(renderer.table, 333, 2, whole=True)
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()  # of the processor: other load does not count
         renderer.render([history] * 10)
-        best = min(best, (time.perf_counter() - start) / 10)
+        best = min(best, (time.process_time() - start) / 10)
     assert best < 2e-3
 
 

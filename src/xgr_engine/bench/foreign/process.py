@@ -25,7 +25,7 @@ START_S = 1800.0  # an engine compiles kernels and captures graphs when it start
 ANSWER_S = 900.0
 LATE_S = 60.0  # a batch that was begun may end so much after the time limit
 _STOP_S = 20.0
-_GONE_S = 10.0  # what was killed still has memory to give back
+_GONE_S = 5.0  # what was killed still has memory to give back
 _SHOWN_LINES = 3
 _LOG_BYTES = 4096
 # No look-ups in the network and no telemetry while something is measured.
