@@ -17,7 +17,7 @@ from xgr_cli.output import Output
 from xgr_cli.settings import Setting, merged, mistyped_variables, option_key, shared_key
 from xgr_engine.errors import UsageError
 
-# Paths that are no ``Path``, because they may be a pattern, a URI, a preset's name or a word.
+# Options that name paths without having the type ``Path``, because they may be a pattern, a URI, a preset or a word.
 _PATHS_AS_TEXT = {"--in", "--out", "--recs", "--truth", "--vocab", "--prompt", "CATALOG", "ACTION"}
 
 CommandFunction = Callable[..., int | None]
@@ -60,7 +60,7 @@ def as_command(function: CommandFunction) -> Callable[..., None]:
             settings=settings,
         )
         for name, meant in mistyped_variables(ctx):
-            output.warn(f"{name} is no variable of xgr and is ignored: did you mean {meant}?")
+            output.warn(f"{name} is not an xgr variable and is ignored: did you mean {meant}?")
         try:
             if shared["show_config"]:
                 code = _show_settings(ctx, settings, output)
@@ -70,7 +70,7 @@ def as_command(function: CommandFunction) -> Callable[..., None]:
                     code = function(output, **values) or errors.DONE
         except (typer.Exit, typer.Abort, SystemExit, GeneratorExit):
             raise
-        except BaseException as error:  # polars panics and Ctrl-C are no Exceptions
+        except BaseException as error:  # polars panics and Ctrl-C are not Exceptions
             code = errors.report(error, output)
         if code:
             raise typer.Exit(code)
@@ -96,7 +96,7 @@ def _refuse_empty_path(hint: Any) -> None:
     A shell gives one for a variable that is not set (``--in "$USERS"``).
     """
     for extra in getattr(hint, "__metadata__", ()):
-        names = [extra.default, *(extra.param_decls or ())]  # where an annotation has a default, typer keeps a name
+        names = [extra.default, *(extra.param_decls or ())]  # in an annotation typer keeps the first name as default
         flag = next((name for name in names if str(name).startswith("--")), str(extra.metavar))
         is_path = _mentions_path(hint.__origin__)
         if is_path or flag in _PATHS_AS_TEXT:

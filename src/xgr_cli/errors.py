@@ -22,33 +22,33 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 
-# Put by the parser's checks before the text of an exception; says nothing to whoever mistyped a value.
+# The parser puts this before the text of an exception; it says nothing to someone who mistyped a value.
 _PREFIX = "Value error, "
 
 REPORT_HINT = "run again with -v or XGR_DEBUG=1 for the traceback"
 
-_NO_RIGHT = "the user that runs xgr has no right to read or write there", "give it that right, or name another place"
-_FILE_IN_PATH = "a file stands where the path needs a directory", "check the path, or name another place"
-_FULL = "the disk or the quota is full", "make room, or name another place; then run the same command"
-# Errors of the system that a user can mend: why, and what to do next.
+_NO_PERMISSION = "the user running xgr may not read or write there", "grant that permission, or use another place"
+_FILE_IN_PATH = "there is a file where the path needs a directory", "check the path, or use another place"
+_FULL = "the disk or the quota is full", "make room, or use another place; then run the same command"
+# System errors that a user can fix: why, and what to do next.
 _SYSTEM_ERRORS = {
-    errno.EACCES: _NO_RIGHT,
-    errno.EPERM: _NO_RIGHT,
-    errno.EROFS: ("the file system is mounted read-only", "name a place on another one"),
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: ("the file system is mounted read-only", "use a place on another one"),
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.ENOTDIR: _FILE_IN_PATH,
     errno.EEXIST: _FILE_IN_PATH,
     errno.ENOENT: ("a file or directory of the path is missing", "check the path"),
     errno.EBADF: ("nobody would get it", "send it to a file, or to /dev/null"),
-    errno.ENAMETOOLONG: ("the file system allows no name of that length", "name a shorter one"),
+    errno.ENAMETOOLONG: ("the file system allows no name of that length", "use a shorter one"),
 }
 
 
 def report(error: BaseException, output: Output) -> int:
     """Say on stderr what happened, and return the exit code."""
     if isinstance(error, Stopped):
-        output.error(str(error), hint="run the same command again: it goes on with what is not finished")
+        output.error(str(error), hint="run the same command again: it continues with what is not finished")
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         output.error("stopped by Ctrl-C")
@@ -63,9 +63,9 @@ def report(error: BaseException, output: Output) -> int:
         return USAGE
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         output.error(
-            f"no valid UTF-8: {error.object[max(0, error.start - 60) : error.end + 60]}",
-            why="names of files and texts must be UTF-8",
-            hint="rename the file or directory, or mend the text",
+            f"not valid UTF-8: {error.object[max(0, error.start - 60) : error.end + 60]}",
+            why="file names and texts must be UTF-8",
+            hint="rename the file or directory, or correct the text",
         )
         return USAGE
     if isinstance(error, OSError) and error.strerror:
@@ -73,16 +73,16 @@ def report(error: BaseException, output: Output) -> int:
         return FAILED
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         first_line = (str(error) or "no memory left").splitlines()[0]
-        output.error(f"out of memory: {first_line}", hint="give the job less with --max-memory, or the machine more")
+        output.error(f"out of memory: {first_line}", hint="let the job use less with --max-memory, or add memory")
         return FAILED
     output.error(
-        f"{type(error).__name__}: {error}", why="not foreseen by xgr: likely a fault of its own", hint=REPORT_HINT
+        f"{type(error).__name__}: {error}", why="xgr did not expect this: probably a bug in xgr", hint=REPORT_HINT
     )
     return FAILED
 
 
 def _explain_system_error(error: OSError) -> tuple[str, str, str]:
-    """What, why and next where the system refuses a file or directory."""
+    """What, why and next for a file or directory that the system refuses."""
     place = f"{error.filename}: " if error.filename else ""
     why, hint = _SYSTEM_ERRORS.get(error.errno or 0, ("", REPORT_HINT))
     return f"{place}{error.strerror}", why, hint
@@ -110,10 +110,10 @@ def _explain_parser_error(error: Any) -> tuple[str, str, str]:
         return f"{ctx.command_path} needs {_spelled(param)}", "", help_hint
     if origin == "ENVIRONMENT":
         variable = environment_variable(param) or ""
-        return f"{variable}={os.environ.get(variable, '')}: {message}", "", f"mend or unset {variable}"
+        return f"{variable}={os.environ.get(variable, '')}: {message}", "", f"correct or unset {variable}"
     if origin == "DEFAULT_MAP":
         place = config_place(ctx, param.name)
-        return f'{place}: key "{option_key(param)}": {message}', "", f"mend it there, or give {_spelled(param)}"
+        return f'{place}: key "{option_key(param)}": {message}', "", f"correct it there, or give {_spelled(param)}"
     return f"{_spelled(param)}: {message}", "", help_hint
 
 

@@ -1,4 +1,4 @@
-"""What the engine says through the standard ``logging`` module goes the same way as the command's own notes."""
+"""Log records of the engine (standard ``logging``) come out like the command's own notes."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _HELP = """Batch recommendations from generative recommenders: semantic-ID beam 
   $ xgr bench --beam 512
   $ xgr inspect recs
 
-Settings: command line, then XGR_* variables, then xgr.toml, then defaults; --show-config tells which it was.
+Settings: command line, then XGR_* variables, then xgr.toml, then defaults; --show-config tells where each came from.
 
 Exit codes: 0 done or nothing to do; 1 failed; 2 bad usage, configuration or input; 3 more rejects than --max-rejects;
 75 another run holds the output; 130 and 143 stopped by a signal."""
@@ -145,10 +145,10 @@ def main() -> None:
     keep_few_kernels()
     _prepare_streams()
     if os.environ.get("NO_COLOR"):
-        os.environ.pop("FORCE_COLOR", None)  # help pages would obey both, and come out bold
+        os.environ.pop("FORCE_COLOR", None)  # with both set, help pages would come out bold
     for size in ("COLUMNS", "LINES"):
         if not os.environ.get(size, "").strip("0"):
-            os.environ.pop(size, None)  # where nothing knows the terminal's size; rich would show nothing at all
+            os.environ.pop(size, None)  # some environments set 0 or nothing; rich would then show nothing at all
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -171,17 +171,17 @@ def _use_utf8() -> None:
 
 
 class _ClosedStdout(io.TextIOWrapper):
-    """In the place of a standard output that was closed before the command began (``>&-``): nothing can be printed."""
+    """Stands in for a standard output that was closed before the command began (``>&-``): printing is an error."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.EBADF, "closed, so the result cannot be printed", "standard output")
 
 
 def _prepare_streams() -> None:
-    """Closed streams (``>&-``) are held by the null device, or the next file that is opened would be printed to.
+    """Point closed streams (``>&-``) at the null device, or the next file opened would take their place.
 
-    Notes to a closed stderr are lost; a result for a closed stdout is an error, as any that cannot be written. Text
-    that the locale cannot spell is escaped, not fatal.
+    Notes to a closed stderr are lost; a result for a closed stdout is an error, like any that cannot be written. Text
+    that the locale cannot spell is escaped instead of failing.
     """
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)

@@ -72,7 +72,7 @@ def argument(*, help: str, metavar: str, **more: Any) -> Any:
 
 JsonFlag = Annotated[bool, option("--json", help="print the result as one JSON object", panel=GENERAL_PANEL)]
 QuietFlag = Annotated[
-    bool, option("--quiet", "-q", help="no progress and no notes; warnings and the result stay", panel=GENERAL_PANEL)
+    bool, option("--quiet", "-q", help="no progress or notes; still print warnings and the result", panel=GENERAL_PANEL)
 ]
 VerboseFlag = Annotated[bool, option("--verbose", "-v", help="more notes, and tracebacks", panel=GENERAL_PANEL)]
 Color = Annotated[
@@ -93,23 +93,23 @@ ConfigFile = Annotated[
     ),
 ]
 ShowConfig = Annotated[
-    bool, option("--show-config", help="print every setting with its origin, and stop", panel=GENERAL_PANEL)
+    bool, option("--show-config", help="print every setting with its origin, and exit", panel=GENERAL_PANEL)
 ]
-LogFormatOption = Annotated[LogFormat, option("--log-format", help="form of notes on stderr", panel=GENERAL_PANEL)]
+LogFormatOption = Annotated[LogFormat, option("--log-format", help="format of notes on stderr", panel=GENERAL_PANEL)]
 
 # Declared by the commands that run long, and handed to xgr_cli.progress.make_progress.
 LogEvery = Annotated[
     float,
     option(
         "--log-every",
-        help="seconds between progress lines where no bar can be shown",
+        help="seconds between progress lines when no bar can be shown",
         panel=GENERAL_PANEL,
         min=0.1,
         metavar="SECONDS",
     ),
 ]
 
-# ---- of several commands --------------------------------------------------------------------------------------------
+# ---- shared by several commands -------------------------------------------------------------------------------------
 
 
 def _history_format(**more: Any) -> Any:
@@ -117,11 +117,11 @@ def _history_format(**more: Any) -> Any:
 
 
 def _list_text(**more: Any) -> Any:
-    help = "lists are stored as text of this kind; nothing is evaluated"
+    help = "lists are stored as text in this syntax; it is parsed, never evaluated"
     return option("--list-text", help=help, panel=INPUT_PANEL, **more)
 
 
-# How the options of `xgr eval` that default to what the measured run was told show their default.
+# Shown as the default of options of `xgr eval` that default to those of the run being measured.
 OF_THE_RUN = "the run's"
 
 HistoryColumn = Annotated[str, option("--history-col", help="list column, oldest item first", panel=INPUT_PANEL)]
@@ -130,7 +130,7 @@ HistoryFormatOfRun = Annotated[HistoryFormat | None, _history_format(show_defaul
 ListTextOption = Annotated[ListText | None, _list_text()]
 ListTextOfRun = Annotated[ListText | None, _list_text(show_default=OF_THE_RUN)]
 ScoreOverOption = Annotated[
-    ScoreOver, option("--score-over", help="what a level's softmax runs over", panel=SEARCH_PANEL)
+    ScoreOver, option("--score-over", help="what the softmax of a level runs over", panel=SEARCH_PANEL)
 ]
 Device = Annotated[str, option("--device", help="auto, cpu, cuda or cuda:N", panel=MACHINE_PANEL)]
 Threads = Annotated[int | None, option("--threads", help="CPU threads", panel=MACHINE_PANEL, min=1)]

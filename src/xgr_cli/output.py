@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 # Width of tables where no terminal gives one: wide enough that paths are not cut.
 PLAIN_WIDTH = 160
-_LEAST_BESIDE = 24  # columns beside a name that its value needs
+_LEAST_VALUE_WIDTH = 24  # columns that a value needs beside its name
 
 
 class Output:
@@ -30,8 +30,8 @@ class Output:
         json_mode: the result is one JSON object instead of text.
         quiet: no notes, no progress. Warnings, errors and the result stay.
         verbose: debug notes as well, and tracebacks.
-        color: ``always``, ``never``, or ``auto``: as for ``never`` where NO_COLOR is set and not empty, else coloured
-            on a terminal and where FORCE_COLOR is set.
+        color: ``always``, ``never``, or ``auto``: like ``never`` if NO_COLOR is set and not empty, else coloured on a
+            terminal or if FORCE_COLOR is set.
         log_format: ``text``, or ``json``: one JSON object a line on stderr.
         settings: merged settings of the command with their origins, for manifests.
     """
@@ -68,17 +68,17 @@ class Output:
         text = json.dumps(
             jsonable({"schema_version": SCHEMA_VERSION, **record}),
             indent=2,
-            ensure_ascii="utf" not in str(getattr(_stdout(), "encoding", "")).lower(),
+            ensure_ascii="utf" not in str(getattr(sys.stdout, "encoding", "")).lower(),
         )
-        _write(_stdout(), text + "\n")
+        _write(sys.stdout, text + "\n")
 
     def print(self, *renderables: RenderableType) -> None:
         """Text, tables or any other rich renderable to stdout; strings are not read as markup."""
         for renderable in renderables:
-            self._show(_stdout(), renderable)
+            self._show(sys.stdout, renderable)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-        """A table with numbers to the right."""
+        """A table, numeric columns aligned to the right."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -99,8 +99,8 @@ class Output:
 
         if title:
             self.print(Text(title, style="bold"))
-        if self._console(_stdout()).width < max(map(len, values), default=0) + _LEAST_BESIDE:
-            for name, value in values.items():  # the terminal breaks the lines; a column would vanish
+        if self._console(sys.stdout).width < max(map(len, values), default=0) + _LEAST_VALUE_WIDTH:
+            for name, value in values.items():  # too narrow for two columns: let the terminal break the lines
                 self.print(Text(f"  {name}: {show(value)}"))
             return
         grid = Table.grid(padding=(0, 2))
@@ -139,7 +139,7 @@ class Output:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         if self.log_format == "json":
             line = {"time": stamp, "level": level, "message": text, **self._context, **given}
-            _write(_stderr(), json.dumps(jsonable(line)) + "\n")
+            _write(sys.stderr, json.dumps(jsonable(line)) + "\n")
             return
         from rich.text import Text
 
@@ -150,12 +150,12 @@ class Output:
                 body.append(f"\n  {name}: {value}")
         elif given:
             body.append("  " + "  ".join(f"{name}={show(value)}" for name, value in given.items()), style="dim")
-        self._show(_stderr(), body)
+        self._show(sys.stderr, body)
 
     def _log_prefix(self, stamp: str) -> str:
-        """Time and run, so that a log file can be read the next morning; on a terminal they would be in the way."""
+        """Time and run, so that a log file makes sense the next morning; on a terminal they would be in the way."""
         run = self._context.get("run_id")
-        return f"{stamp} {str(run)[:8]} " if run and not _stderr().isatty() else ""
+        return f"{stamp} {str(run)[:8]} " if run and not sys.stderr.isatty() else ""
 
     # ---- terminals --------------------------------------------------------------------------------------------------
 
@@ -165,25 +165,25 @@ class Output:
         return (
             not self.quiet
             and self.log_format == "text"
-            and _stderr().isatty()
+            and sys.stderr.isatty()
             and not os.environ.get("CI")
             and os.environ.get("TERM", "") != "dumb"
         )
 
     def stderr_console(self) -> Console:
         """For the progress bar."""
-        return self._console(_stderr())
+        return self._console(sys.stderr)
 
     def _show(self, stream: IO[str], renderable: RenderableType) -> None:
         from rich.text import Text
 
         console = self._console(stream)
-        # Captured first: rich ends the process when the reader of a pipe is gone, a job must not.
+        # Captured first: rich ends the process when the reader of a pipe is gone, which a job must not do.
         with console.capture() as captured:
             lines = isinstance(renderable, str | Text)
             console.print(renderable, markup=False, highlight=False, soft_wrap=lines)
         text = captured.get()
-        if not stream.isatty():  # rich fills lines with spaces up to the width
+        if not stream.isatty():  # rich pads lines with spaces up to the width
             text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
         _write(stream, text)
 
@@ -192,7 +192,7 @@ class Output:
 
         forced: dict[str, Any] = {}
         if self.color == "never" or (self.color == "auto" and os.environ.get("NO_COLOR")):
-            # neither colours nor bold, whatever FORCE_COLOR says; a terminal stays one, for the progress bar
+            # neither colours nor bold, whatever FORCE_COLOR says; but still a terminal, for the progress bar
             forced = {"no_color": True, "color_system": None, "force_terminal": stream.isatty()}
         elif self.color == "always":
             forced = {"no_color": False, "force_terminal": True}
@@ -201,7 +201,7 @@ class Output:
 
 
 def show(value: object) -> str:
-    """A value as people read it: thousands apart, floats short, lists joined."""
+    """A value for people: thousands separators, short floats, lists joined."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -240,14 +240,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _stdout() -> IO[str]:
-    return sys.stdout
-
-
-def _stderr() -> IO[str]:
-    return sys.stderr
-
-
 def silence(stream: IO[str]) -> None:
     """Point a stream whose reader is gone at the null device, so that later writes and the last flush succeed."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -256,7 +248,7 @@ def silence(stream: IO[str]) -> None:
 
 
 def _write(stream: IO[str], text: str) -> None:
-    """Write and flush. A reader that went away (``| head``) ends the printing, not the job; so does a full log.
+    """Write and flush. A reader that went away (``| head``), or a full log, ends the printing and not the job.
 
     Raises:
         OSError: the result cannot be written.
@@ -265,6 +257,6 @@ def _write(stream: IO[str], text: str) -> None:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        silence(stream)  # or what could not be written is tried again at the end
-        if stream is _stdout() and not isinstance(error, BrokenPipeError):
+        silence(stream)  # otherwise the interpreter would try to write it again on exit
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "standard output") from error

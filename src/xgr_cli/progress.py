@@ -13,7 +13,7 @@ def make_progress(output: Output, log_every: float = 60.0, *, with_rate: bool = 
     """The sink that suits the terminal: bar, plain lines, or nothing with ``-q``.
 
     Args:
-        with_rate: say how many pieces a second; without where pieces are so unlike that it means nothing.
+        with_rate: show pieces per second; off where pieces differ so much that a rate means nothing.
     """
     if output.quiet:
         return NoProgress()

@@ -41,8 +41,8 @@ class Setting:
 
     @property
     def configured(self) -> bool:
-        """Whether it comes from the environment or a file. Nobody typed it for this very command, so it counts where
-        it means something, and is no mistake where it means nothing."""
+        """Whether it comes from the environment or a file. Nobody typed it for this command, so where it means nothing
+        it is ignored rather than refused."""
         return self.origin not in (_TYPED, _DEFAULT)
 
 
@@ -129,11 +129,11 @@ def mistyped_variables(ctx: typer.Context) -> list[tuple[str, str]]:
 def _find(explicit: Path | None) -> _Config | None:
     if explicit is not None:
         return _Config(str(explicit), _read(explicit))
-    if os.path.lexists("xgr.toml"):  # a link to nothing is an error: its settings would be missed in silence
+    if os.path.lexists("xgr.toml"):  # a dangling link is an error: its settings would silently be missing
         return _Config("xgr.toml", _read(Path("xgr.toml")))
     project = Path("pyproject.toml")
     if project.is_file():
-        # Somebody else's file: without our table, or broken, it is none of our business.
+        # Not our file: if it is broken or has no table of ours, that is none of our business.
         try:
             table = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}).get("xgr")
         except (OSError, ValueError, AttributeError):
@@ -150,10 +150,10 @@ def _read(path: Path) -> Mapping[str, object]:
         raise UsageError(
             f"configuration file {path} cannot be read",
             why=error.strerror or str(error),
-            hint="mend it, or use --config",
+            hint="fix it, or name another file with --config",
         ) from error
     except ValueError as error:
-        raise UsageError(f"configuration file {path} is no valid TOML", why=str(error)) from error
+        raise UsageError(f"configuration file {path} is not valid TOML", why=str(error)) from error
 
 
 def _defaults(ctx: typer.Context, config: _Config) -> tuple[dict[str, object], dict[str, str]]:
@@ -212,7 +212,7 @@ def _split(
 
 
 def _as_typed(param: Any, value: object, where: str) -> object:
-    """A TOML value in the form in which the command line would give it, so that both are checked alike."""
+    """A TOML value as the command line would give it, so that both go through the same checks."""
     if getattr(param, "is_flag", False):
         if not isinstance(value, bool):
             raise UsageError(f"{where} = {value!r}: must be true or false")

@@ -1,7 +1,7 @@
-"""Signals of a long-running command: the first asks the job to stop, a second, or the end of the grace, ends it.
+"""Signals of a long-running command: the first asks the job to stop; a second, or the end of the grace period, ends it.
 
-Python runs signal handlers between two steps of the main thread, which may sit in one call of a library for minutes.
-So the system writes each signal's number into a socket, and a thread that only waits for it keeps the promises.
+Python runs signal handlers between two steps of the main thread, which may sit in one library call for minutes. So the
+system writes each signal's number into a socket (the wakeup descriptor), and a thread that waits for it does the rest.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from types import FrameType
 from xgr_cli.output import Output
 from xgr_engine.job.stop import Stop
 
-# SIGHUP (the terminal went away) is told like SIGTERM: supervisors know 143.
+# SIGHUP (the terminal went away) is reported like SIGTERM: supervisors know 143.
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 _LAST_WORDS_SECONDS = 1.0
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 def exit_on_termination() -> None:
-    """SIGTERM and SIGHUP end any command like an error does, cleaning up on the way out, with exit code 143."""
+    """Have SIGTERM and SIGHUP end any command as an error does, cleaning up on the way out, with exit code 143."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(EXIT_CODES[signal.Signals(number)])
@@ -45,16 +45,16 @@ def stop_on_signals(
 
     Args:
         grace: seconds from the first signal until the process ends by force.
-        promise: what is said of the work so far when a signal has come, and when the process has to be ended by force.
-        patience: seconds from the first signal until that is said; a command that ends sooner has the last word.
+        promise: what to tell the user about the work so far, at a signal and when the process is ended by force.
+        patience: seconds from the first signal until that is said; a command that ends sooner says its own last line.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # handlers belong to the main thread; whoever runs a command elsewhere has his own
+        yield stop  # handlers belong to the main thread; whoever runs a command elsewhere installs their own
         return
     watcher = _Watcher(output, stop, grace, promise, patience)
     ours = [number for number in EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, watcher.in_main_thread) for number in ours}
+    before = {number: signal.signal(number, watcher.on_signal) for number in ours}
     previous = signal.set_wakeup_fd(watcher.socket.fileno(), warn_on_full_buffer=False)
     watcher.start()
     try:
@@ -74,7 +74,7 @@ class _Watcher:
         self._grace = grace
         self._promise = promise
         self._patience = patience
-        # Saving the state takes a moment of the grace too.
+        # Saving the state takes a moment of the grace period too.
         self._forced_after = max(0.0, grace - min(_LAST_WORDS_SECONDS, grace / 10))
         self._reader, self.socket = socket.socketpair()
         self.socket.setblocking(False)
@@ -90,13 +90,13 @@ class _Watcher:
         self.socket.close()
         self._reader.close()
 
-    def in_main_thread(self, number: int, frame: FrameType | None) -> None:
-        """Where nothing is in flight, the main thread stops wherever it is."""
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The handler: if nothing is in flight, the main thread stops wherever it is."""
         self._request(signal.Signals(number))
         self._stop.interrupt()
 
     def _request(self, number: signal.Signals) -> None:
-        # finished shards must be on the disk, and the manifest written, before the end by force
+        # finished shards must be on disk, and the manifest written, before the process is ended by force
         self._stop.request(number.name, EXIT_CODES[number], self._forced_after * 0.9)
 
     def _watch(self) -> None:
@@ -112,13 +112,13 @@ class _Watcher:
                 self._leave(EXIT_CODES[first])
         except TimeoutError:
             pass
-        self._say(f"{first.name}: stopping within {self._grace:g} s; {self._promise}; again: stop at once")
+        self._say(f"{first.name}: stopping within {self._grace:g} s; {self._promise}; signal again to stop at once")
         self._reader.settimeout(max(0.1, self._forced_after - self._patience))
         try:
             if self._next_signal() is None:
                 return
         except TimeoutError:
-            self._say(f"the grace of {self._grace:g} s is over; {self._promise}")
+            self._say(f"the grace period of {self._grace:g} s is over; {self._promise}")
         self._leave(EXIT_CODES[first])
 
     def _next_signal(self) -> signal.Signals | None:

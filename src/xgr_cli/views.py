@@ -1,14 +1,13 @@
-"""How records of vocabularies, models and runs look as text. Commands that make them and ``inspect`` share these."""
+"""Records of vocabularies, models and runs as text, for ``inspect`` and for the commands that make them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from xgr_cli.output import Output, show
 
 
-def show_vocabulary(out: Output, record: Mapping[str, Any]) -> None:
+def show_vocabulary(out: Output, record: dict[str, Any]) -> None:
     """``record`` as ``xgr_engine.catalog.vocabulary.describe`` gives it."""
     collisions, rank = record["collisions"], record["rank"]
     shared = f"{show(collisions['items'])} items on {show(collisions['groups'])} SIDs, at most {collisions['largest']}"
@@ -51,7 +50,7 @@ def show_model(out: Output, record: dict[str, Any]) -> None:
             "output head": "the embedding (tied)" if spec["tied"] else "its own",
             "tokenizer rows": spec["vocab_size"],
             "context": f"{show(spec['max_context'])} tokens",
-            "tokens a level": levels,
+            "tokens per level": levels,
             "prompt": record["prompt"]["name"],
             **({"end token": record["prompt"]["eos_ids"][0]} if "eos_ids" in record["prompt"] else {}),
             "score suffix": repr(contract["score_suffix_text"]) if contract["score_suffix"] else "none",
@@ -66,13 +65,13 @@ def show_model(out: Output, record: dict[str, Any]) -> None:
 
 
 def layers(spec: dict[str, Any]) -> str:
-    """How many, as words: ``28 layers``, ``4 encoder and 4 decoder layers``."""
+    """``28 layers``, or ``4 encoder and 4 decoder layers``."""
     if "num_encoder_layers" in spec:
         return f"{spec['num_encoder_layers']} encoder and {spec['num_layers']} decoder layers"
     return f"{spec['num_layers']} layers"
 
 
-def _verified(record: Mapping[str, Any]) -> dict[str, str]:
+def _verified(record: dict[str, Any]) -> dict[str, str]:
     """A line for ``xgr inspect --verify``, which ends with an error where a file does not match."""
     return {"verified": "all files match their checksums"} if record.get("verified") else {}
 
@@ -88,7 +87,7 @@ _RULES = {
 
 
 def _filters(options: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
-    """The rules in force, and how much of the catalog those leave that hold for every user."""
+    """The filter options in force, and how many items are left by those that apply to every user."""
     rules = {flag: options.get(name) for name, flag in _RULES.items() if options.get(name)}
     lines = [f"{flag} {', '.join(rule) if isinstance(rule, list) else rule}" for flag, rule in rules.items()]
     left = manifest.get("filters") or {}

@@ -83,7 +83,7 @@ def test_a_place_that_may_not_be_written_is_said_with_why_and_what_next(cli: Run
     outcome = cli("toy", "--in", "a")
     assert outcome.code == 1
     assert [line.split(":")[0].strip() for line in outcome.err.splitlines()] == ["error", "why", "next"]
-    assert "no right" in outcome.err and "traceback" not in outcome.err
+    assert "may not read or write" in outcome.err and "traceback" not in outcome.err
 
 
 def test_an_output_below_a_file_is_said(cli: RunCli, tmp_path: Path) -> None:

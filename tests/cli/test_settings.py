@@ -97,7 +97,7 @@ def test_broken_pyproject_of_somebody_else_is_left_alone(cli: RunCli) -> None:
         ("[toy]\nbeam = true\n", ['error: xgr.toml [toy]: key "beam"', "valid int"]),
         ("[toy]\nexclude-seen = 'yes'\n", ["exclude-seen", "must be true or false"]),
         ("[toy]\nk = [[1]]\n", ["k: must be a single value or a list"]),
-        ("beam = \n", ["no valid TOML", "line 1"]),
+        ("beam = \n", ["not valid TOML", "line 1"]),
     ],
 )
 def test_bad_file_is_a_usage_error_that_names_the_place(cli: RunCli, text: str, complaints: list[str]) -> None:

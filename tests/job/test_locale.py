@@ -64,5 +64,5 @@ def test_a_job_with_names_that_the_locale_cannot_spell(place: Path, tmp_path: Pa
 def test_a_name_that_is_no_utf8_is_a_usage_error(place: Path) -> None:
     catalog = f"{place.name}/vocab.catalog.parquet"
     refused = xgr(place, LOCALES[0], "build-vocab", catalog, "--out", b"name-\xff")
-    assert refused.returncode == 2 and b"no valid UTF-8: " in refused.stderr and b"name-\\udcff" in refused.stderr
+    assert refused.returncode == 2 and b"not valid UTF-8: " in refused.stderr and b"name-\\udcff" in refused.stderr
     assert not [left for left in place.parent.iterdir() if left != place]

@@ -1,9 +1,9 @@
 """Measure speed and memory on this machine: the engine against others, answers compared first.
 
 Runs a named geometry with random weights, or a converted model with its vocabulary and real histories, against
-transformers and other ways to do the same search, all in one run. Every figure stands beside how far the answers
-agree with the definition; what is missing or runs out of memory is listed as such. docs/benchmarking.md explains
-every figure. xgr bench compare A.json B.json compares two results of --json or --out.
+transformers and other ways to do the same search, all in one run. Every figure comes with how far the answers agree
+with the definition; what is missing or runs out of memory is listed as such. docs/benchmarking.md explains every
+figure. xgr bench compare A.json B.json compares two results of --json or --out.
 """
 
 from __future__ import annotations
@@ -57,40 +57,49 @@ def bench(
     ] = None,
     preset: Annotated[
         Literal["sid-gr", "xgr-paper", "static", "quick"] | None,
-        option("--preset", help="a known set of rows; other options change it", panel=_WORK),
+        option("--preset", help="a predefined set of rows; other options override it", panel=_WORK),
     ] = None,
     geometry: Annotated[
         str | None,
-        option("--geometry", help="model sizes for random weights: a,b", panel=_WORK, show_default="fits the machine"),
+        option(
+            "--geometry",
+            help="named model sizes, run with random weights: a,b",
+            panel=_WORK,
+            show_default="fits the machine",
+        ),
     ] = None,
     model: Annotated[
         Path | None, option("--model", help="model directory of xgr convert", panel=_INPUT, env="XGR_BENCH_MODEL")
     ] = None,
-    vocab: Annotated[Path | None, option("--vocab", help="its vocabulary", panel=_INPUT, env="XGR_BENCH_VOCAB")] = None,
+    vocab: Annotated[
+        Path | None, option("--vocab", help="vocabulary of that model", panel=_INPUT, env="XGR_BENCH_VOCAB")
+    ] = None,
     inputs: Annotated[
         list[str] | None,
         option("--in", help="users whose histories become the prompts", panel=_INPUT, show_default="synthetic"),
     ] = None,
     history_col: HistoryColumn = "history",
     history_format: HistoryFormatOption = "items",
-    items: Annotated[str | None, option("--items", help="items of the synthetic catalog: 1e6", panel=_WORK)] = None,
-    codes: Annotated[str | None, option("--codes", help="its code space", panel=_WORK, metavar="CODESxLEVELS")] = None,
+    items: Annotated[str | None, option("--items", help="items in the synthetic catalog: 1e6", panel=_WORK)] = None,
+    codes: Annotated[
+        str | None, option("--codes", help="code space of the synthetic catalog", panel=_WORK, metavar="CODESxLEVELS")
+    ] = None,
     context: Annotated[
-        str | None, option("--context", help="prompt tokens: N,N,...; with --in: longest prompt taken", panel=_WORK)
+        str | None, option("--context", help="prompt tokens: N,N,...; with --in, the longest prompt used", panel=_WORK)
     ] = None,
     shared_prefix: Annotated[
-        int, option("--shared-prefix", help="tokens that all synthetic prompts begin with", panel=_WORK, min=0)
+        int, option("--shared-prefix", help="tokens shared at the start of all synthetic prompts", panel=_WORK, min=0)
     ] = 0,
-    users: Annotated[str | None, option("--users", help="prompts a batch: N,N,...", panel=_WORK)] = None,
-    beam: Annotated[str | None, option("--beam", help="prefixes kept a level: N,N,...", panel=_SEARCH)] = None,
+    users: Annotated[str | None, option("--users", help="prompts per batch: N,N,...", panel=_WORK)] = None,
+    beam: Annotated[str | None, option("--beam", help="prefixes kept per level: N,N,...", panel=_SEARCH)] = None,
     top_k: Annotated[
         int | None,
         option(
             "--top-k",
-            help="SIDs a user (K <= W)",
+            help="SIDs per user (K <= W)",
             panel=_SEARCH,
             min=1,
-            show_default="50, or W where that is less; in presets W",
+            show_default="50, or W if that is less; W in presets",
         ),
     ] = None,
     score_over: ScoreOverOption = "vocab",
@@ -104,20 +113,22 @@ def bench(
     ] = None,
     ablations: Annotated[
         bool | None,
-        option("--ablations/--no-ablations", help="parts switched off one at a time", panel=_MEASURE),
+        option(
+            "--ablations/--no-ablations", help="also measure with one part of the engine off at a time", panel=_MEASURE
+        ),
     ] = None,
     online: Annotated[
         bool | None,
-        option("--online/--no-online", help="highest Poisson rate whose P99 holds", panel=_MEASURE),
+        option("--online/--no-online", help="find the highest Poisson rate that keeps the P99 limit", panel=_MEASURE),
     ] = None,
-    slo_ms: Annotated[float, option("--slo-ms", help="what that P99 must keep", panel=_MEASURE)] = 200.0,
+    slo_ms: Annotated[float, option("--slo-ms", help="the P99 limit, in milliseconds", panel=_MEASURE)] = 200.0,
     budget: Annotated[
-        float | None, option("--budget", help="seconds of samples a contender and row", panel=_MEASURE)
+        float | None, option("--budget", help="seconds of sampling per contender and row", panel=_MEASURE)
     ] = None,
     time_limit: Annotated[
-        float | None, option("--time-limit", help="begin no further part after so many seconds", panel=_MEASURE)
+        float | None, option("--time-limit", help="start no further part after this many seconds", panel=_MEASURE)
     ] = None,
-    seed: Annotated[int, option("--seed", help="of weights, catalog and prompts", panel=_MEASURE, min=0)] = 0,
+    seed: Annotated[int, option("--seed", help="seed for weights, catalog and prompts", panel=_MEASURE, min=0)] = 0,
     device: Device = "auto",
     threads: Threads = None,
     html: Annotated[Path | None, option("--html", help="write a report to open in a browser", panel=_REPORT)] = None,
@@ -129,13 +140,13 @@ def bench(
         str | None,
         option(
             "--fail-over",
-            help="with compare: exit 1 where something got worse by more than this: 5% or 0.05",
+            help="with compare: exit 1 if a figure got worse by more than this: 5% or 0.05",
             panel=_COMPARE,
         ),
     ] = None,
     log_every: LogEvery = 60.0,
 ) -> int | None:
-    """See the module."""
+    """The module's docstring is the help text."""
     if action:
         return _compare(output, action, fail_over)
     configured = {setting.key for setting in output.settings if setting.configured}

@@ -1,7 +1,7 @@
 """Build a vocabulary from a catalog: items, their semantic IDs, and the attributes that filters may use.
 
 CATALOG is one or several files, a directory of table files, or a quoted pattern. The whole catalog is read each time,
-with --update as well; the output directory is replaced in one step. The same catalog again finds nothing to do.
+with --update as well; the output directory is replaced in one step. Running it again on the same catalog does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xgr_cli.views import show_vocabulary
 _DONE = {
     "built": "built the vocabulary",
     "updated": "replaced the vocabulary",
-    "unchanged": "nothing to do: the vocabulary is of this catalog already",
+    "unchanged": "nothing to do: the vocabulary already matches this catalog",
 }
 
 EXAMPLES = (
@@ -56,7 +56,7 @@ def build_vocab(
         str,
         option(
             "--sid-col",
-            help="column of SIDs as lists or text, or what sid_0, sid_1, ... begin with (table)",
+            help="column of SIDs as lists or text, or the common prefix of sid_0, sid_1, ... (table)",
             panel="Catalog",
             metavar="COLUMN",
         ),
@@ -94,14 +94,14 @@ def build_vocab(
         str | None,
         option(
             "--codebook",
-            help="codes a level, such as 256,256,256 or 8192x3, for the report",
+            help="codes per level, such as 256,256,256 or 8192x3, for the report",
             panel="Catalog",
             metavar="SIZES",
             show_default="largest code + 1",
         ),
     ] = None,
 ) -> None:
-    """See the module."""
+    """The module's docstring is the help text."""
     from xgr_engine.catalog.build import BuildOptions, build_vocabulary, parse_attributes, parse_codebook
     from xgr_engine.catalog.readers import ReadOptions
 

@@ -1,7 +1,7 @@
 """Convert a checkpoint to an xgr model directory: weights, semantic-ID tokens, prompt and score contract.
 
 SOURCE is a Hugging Face directory of a Qwen2, Qwen2.5, Qwen3, Llama or T5 (TIGER) model in safetensors. Everything is
-checked before anything is written; the same conversion again finds that there is nothing to do.
+checked before anything is written; running the same conversion again does nothing.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def convert(
             help="lc-rec, minionerec-eval, openonerec, sids-only, tiger, or a Jinja template file",
             panel="Model",
             metavar="PRESET|FILE.j2",
-            show_default="sids-only, for a T5 tiger",
+            show_default="sids-only; tiger for a T5",
         ),
     ] = None,
     end_token: Annotated[
         int | None,
         option(
             "--end-token",
-            help="id of the end token behind the prompt, for prompts that have one (tiger)",
+            help="id of the end token after the prompt, for prompts that have one (tiger)",
             panel="Model",
             metavar="ID",
             show_default="the tokenizer's, else that of config.json",
@@ -87,7 +87,7 @@ def convert(
         str | None,
         option(
             "--token-offsets",
-            help="for checkpoints without tokenizer: a token is its level's offset + the code",
+            help="for checkpoints without a tokenizer: a token is its level's offset plus the code",
             panel="Model",
             metavar="N,N,...",
         ),
@@ -97,13 +97,13 @@ def convert(
         option("--score-suffix", help="text scored after each semantic ID, such as '\\n', or eos", panel="Model"),
     ] = "",
     verify: Annotated[
-        bool, option("--verify", help="compare logits with transformers before the result counts", panel="Check")
+        bool, option("--verify", help="compare logits with transformers before accepting the result", panel="Check")
     ] = False,
     prompts: Annotated[
         Path | None,
         option(
             "--prompts",
-            help="prompts for --verify: text, one a line, or a .json list of texts or token ids",
+            help="prompts for --verify: text, one per line, or a .json list of texts or token ids",
             panel="Check",
             metavar="FILE",
         ),
@@ -113,7 +113,7 @@ def convert(
     ] = False,
     log_every: LogEvery = 60.0,
 ) -> None:
-    """See the module."""
+    """The module's docstring is the help text."""
     from xgr_engine.checkpoint.options import ConvertOptions, describe
 
     options = ConvertOptions(
@@ -135,7 +135,7 @@ def convert(
 
     report = run(options, vocabulary, make_progress(output, log_every))
     if prompt is None:  # only now: beside an error about something else it would mislead
-        kind = "and the end token" if report.model.prompt.eos_ids else "without words"
+        kind = "and the end token" if report.model.prompt.eos_ids else "without any words"
         output.note(f"no --prompt: {report.model.prompt.name}, the tokens of the history {kind}")
     for warning in report.warnings:
         output.warn(warning)
@@ -147,7 +147,7 @@ def _vocabulary(vocab: Path | None, output: Output) -> Vocabulary | None:
     from xgr_engine.catalog.vocabulary import load_vocabulary
 
     if vocab is None and not DEFAULT_VOCAB.exists():
-        output.warn("no vocabulary: whether the catalog's codes all have a token is not checked (--vocab)")
+        output.warn("no --vocab: not checked whether every code of the catalog has a token")
         return None
     return load_vocabulary(vocab or DEFAULT_VOCAB)
 
@@ -157,7 +157,7 @@ def _offsets(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise UsageError(
-            f"--token-offsets {text}: must be whole numbers with commas between, such as 2,258,514,770"
+            f"--token-offsets {text}: must be whole numbers separated by commas, such as 2,258,514,770"
         ) from error
 
 
@@ -174,7 +174,7 @@ def _show(output: Output, record: dict[str, Any]) -> None:
             "dtype": spec["dtype"],
             "output head": "the embedding (tied)" if spec["tied"] else "its own",
             "context": spec["max_context"],
-            "tokens a level": ", ".join(tokens),
+            "tokens per level": ", ".join(tokens),
             "prompt": record["prompt"],
             "end token": record["end_token"],
             "score suffix": repr(record["contract"]["score_suffix_text"])

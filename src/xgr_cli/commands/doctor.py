@@ -1,6 +1,6 @@
 """Check that this machine can run xgr: Python, packages, GPU, memory, write access.
 
-Exit code 1 when something that every run needs is broken. No GPU is no fault: xgr then computes on the CPU.
+Exit code 1 if something that every run needs is broken. Having no GPU is not an error: xgr then computes on the CPU.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _packages() -> list[Check]:
             advice = f"install {package.name}{package.wanted}"
             checks.append(Check(f"package {package.name}", "fail", found, advice))
         elif package.installed is not None:
-            advice = f"the extra [{package.extra}] wants {package.name}{package.wanted}"
+            advice = f"the extra [{package.extra}] needs {package.name}{package.wanted}"
             checks.append(Check(f"package {package.name}", "warn", package.installed, advice))
     if fitting == 0 and not checks:
         return [Check("packages", "warn", "not checked: xgr runs from its source", "install it: pip install -e .")]

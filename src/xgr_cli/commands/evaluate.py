@@ -1,8 +1,8 @@
-"""Measure recommendations against what the users took next: recall, NDCG, hit rate, MRR, catalog coverage.
+"""Measure recommendations against what users took next: recall, NDCG, hit rate, MRR, catalog coverage.
 
-Figures are taken at item level and at SID level (several items may share a semantic ID), over all rows and over the
-rows whose target is not in the history, with 95 % bootstrap intervals over rows. Rejected rows count as misses. Where
-the truth is the run's own input, or has the same users row by row, rows are matched by position; else by user.
+Figures are given at item level and at SID level (several items may share a semantic ID), over all rows and over the
+rows whose target is not in the history, with 95 % bootstrap intervals over rows. Rejected rows count as misses. If the
+truth is the run's own input, or has the same users row by row, rows are matched by position; otherwise by user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INPUT, _FIGURES = INPUT_PANEL, "Figures"
 def evaluate(
     output: Output,
     truth: Annotated[
-        list[str], option("--truth", help="file, glob or directory with what the users took next", panel=_INPUT)
+        list[str], option("--truth", help="file, glob or directory with what users took next", panel=_INPUT)
     ],
     recs: Annotated[
         str, option("--recs", help="output of xgr recommend, or a Parquet file in its layout", panel=_INPUT)
@@ -38,14 +38,14 @@ def evaluate(
         str | None,
         option(
             "--vocab",
-            help="vocabulary for SIDs and coverage; 'none' goes without",
+            help="vocabulary for SIDs and coverage, or 'none' for neither",
             panel=_INPUT,
             show_default=OF_THE_RUN,
             metavar="PATH|none",
         ),
     ] = None,
     user_col: Annotated[
-        str | None, option("--user-col", help="column that tells the users", panel=_INPUT, show_default=OF_THE_RUN)
+        str | None, option("--user-col", help="column with the user ids", panel=_INPUT, show_default=OF_THE_RUN)
     ] = None,
     history_col: Annotated[
         str | None,
@@ -55,12 +55,13 @@ def evaluate(
     list_text: ListTextOfRun = None,
     align: Annotated[
         Literal["auto", "position", "user"],
-        option("--align", help="match rows of output and truth by position or by user", panel=_INPUT),
+        option("--align", help="match output rows to truth rows by position or by user", panel=_INPUT),
     ] = "auto",
     k: Annotated[str, option("--k", help="list lengths, ascending", panel=_FIGURES, metavar="N,N,...")] = "1,5,10,50",
-    resamples: Annotated[int, option("--resamples", help="draws of the bootstrap", panel=_FIGURES, min=1)] = 1000,
-    seed: Annotated[int, option("--seed", help="of the bootstrap", panel=_FIGURES, min=0)] = 0,
+    resamples: Annotated[int, option("--resamples", help="bootstrap resamples", panel=_FIGURES, min=1)] = 1000,
+    seed: Annotated[int, option("--seed", help="seed of the bootstrap", panel=_FIGURES, min=0)] = 0,
 ) -> None:
+    """The module's docstring is the help text."""
     from xgr_engine.metrics.evaluate import EvalOptions
     from xgr_engine.metrics.evaluate import evaluate as run_evaluation
 
@@ -109,14 +110,14 @@ def _show(output: Output, record: Mapping[str, Any]) -> None:
     _show_metrics(output, f"All {rows['evaluated']:,} rows", record["metrics"], "all")
     unseen = rows["target_not_in_history"]
     if unseen == rows["evaluated"]:
-        output.print("No target is in its row's history, so the figures over such rows are the same.", "")
+        output.print("No target is in its row's history, so leaving out such rows would change nothing.", "")
     elif unseen:
         title = f"The {unseen:,} rows whose target is not in the history"
         _show_metrics(output, title, record["metrics"], "target_not_in_history")
     if record["coverage"] is not None:
         _show_coverage(output, record["coverage"])
     boot = record["bootstrap"]
-    output.print(f"Intervals: bootstrap over rows, 95 %, {boot['resamples']} draws, seed {boot['seed']}.")
+    output.print(f"Intervals: bootstrap over rows, 95 %, {boot['resamples']} resamples, seed {boot['seed']}.")
 
 
 def _show_metrics(output: Output, title: str, metrics: Mapping[str, Any], subset: str) -> None:
@@ -141,5 +142,5 @@ def _show_coverage(output: Output, coverage: Mapping[str, Any]) -> None:
             [f"first {k}", at["items"], f"{at['item_share']:.1%}", at["sids"], f"{at['sid_share']:.1%}"]
             for k, at in coverage["at"].items()
         ],
-        title="The catalog that was recommended to anybody",
+        title="How much of the catalog was recommended to anyone",
     )

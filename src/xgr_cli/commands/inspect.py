@@ -1,12 +1,13 @@
 """Show what a vocabulary, a model or an output directory of xgr holds.
 
-The kind is told by a file in the directory: vocab.json, xgr.json or _xgr/manifest.json; naming that file works too.
---verify also reads every file of a vocabulary or model again and compares it with the checksums in there.
+A file in the directory tells which it is: vocab.json, xgr.json or _xgr/manifest.json; naming that file works too.
+--verify also reads every file of a vocabulary or model again and compares it with the recorded checksums.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,13 +30,13 @@ def inspect(
         bool,
         option(
             "--verify",
-            help="compare all files of a vocabulary or model with their checksums",
+            help="check all files of a vocabulary or model against their checksums",
             panel="Checks",
             env="XGR_INSPECT_VERIFY",
         ),
     ] = False,
 ) -> None:
-    """See the module."""
+    """The module's docstring is the help text."""
     directory = _directory(path)
     if (directory / VOCABULARY_FILE).is_file():
         record, view = _vocabulary(directory, verify), show_vocabulary
@@ -49,7 +50,7 @@ def inspect(
 
 
 def _directory(path: Path) -> Path:
-    """The directory that is meant by itself or by its marker file."""
+    """The directory, whether it was named itself or by its marker file."""
     if path.name in (VOCABULARY_FILE, MODEL_FILE) and path.is_file():
         return path.parent
     if path.name == MANIFEST_FILE.name and path.parent.name == MANIFEST_FILE.parent.name and path.is_file():
@@ -78,7 +79,7 @@ def _model(directory: Path, verify: bool) -> dict[str, Any]:
         "path": str(directory),
         "xgr_version": model.xgr_version,
         "spec": asdict(model.spec),
-        "parameters": sum(_size(shape) for shape in model.spec.tensor_shapes().values()),
+        "parameters": sum(map(prod, model.spec.tensor_shapes().values())),
         "weight_bytes": model.weights_path.stat().st_size,
         "sid_tokens": [{"codes": len(codes), "template": template} for codes, template in levels],
         "prompt": model.prompt.to_json(),
@@ -90,25 +91,19 @@ def _model(directory: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    from math import prod
-
-    return prod(shape)
-
-
 def _recommendations(directory: Path, verify: bool) -> dict[str, Any]:
     from xgr_engine.job.manifest import read_manifest
 
     if verify:
         raise InputError(
             f"{directory} holds recommendations, and --verify is for vocabularies and models",
-            why="xgr recommend reads its whole output again itself, before it writes _SUCCESS",
+            why="xgr recommend checks its whole output itself before it writes _SUCCESS",
             hint=f"xgr inspect {directory} shows what that audit found",
         )
     manifest = read_manifest(directory / MANIFEST_FILE)
     if manifest is None:
         raise InputError(
-            f"{directory / MANIFEST_FILE} is no manifest of xgr",
+            f"{directory / MANIFEST_FILE} is not an xgr manifest",
             why="it is damaged, or another tool wrote it",
             hint="move the directory away, and let xgr recommend write the output again",
         )
@@ -136,9 +131,9 @@ def _not_ours(path: Path) -> InputError:
         why = "it looks like a Hugging Face checkpoint"
         hint = f"convert it first: xgr convert {path} --vocab VOCAB --out MODEL"
     elif any(path.glob("part-*.parquet")):
-        why = f"it holds part files, but no {MANIFEST_FILE}: xgr did not write it, or somebody removed the manifest"
+        why = f"it holds part files but no {MANIFEST_FILE}: xgr did not write it, or the manifest was removed"
     elif not path.is_dir():
         why = "it is neither a file nor a directory"
     elif not any(path.iterdir()):
         why = "it is empty"
-    return InputError(f"{path} is no vocabulary, model or output of xgr", why=why, hint=hint)
+    return InputError(f"{path} is not a vocabulary, model or output of xgr", why=why, hint=hint)

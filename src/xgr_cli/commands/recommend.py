@@ -1,7 +1,7 @@
 """Recommend items for every user: histories in, Parquet out.
 
-Reads users from Parquet, CSV or JSON Lines, searches the catalog's semantic IDs with the model, and writes one row a
-user in input order. The output directory is complete when it holds _SUCCESS; rows without recommendations are in
+Reads users from Parquet, CSV or JSON Lines, searches the catalog's semantic IDs with the model, and writes one row
+per user in input order. The output directory is complete when it holds _SUCCESS; rows without recommendations are in
 _xgr/rejects.parquet with the reason, and _xgr/manifest.json says what ran.
 """
 
@@ -62,31 +62,33 @@ def recommend(
     out: Annotated[
         str, option("--out", help="output directory, or s3://bucket/folder", panel=_OUTPUT, env="XGR_RECS")
     ] = "recs",
-    user_col: Annotated[str, option("--user-col", help="column copied to the output", panel=_INPUT)] = "user_id",
+    user_col: Annotated[str, option("--user-col", help="user column, copied to the output", panel=_INPUT)] = "user_id",
     history_col: HistoryColumn = "history",
     history_format: HistoryFormatOption = "items",
     list_text: ListTextOption = None,
     max_history: Annotated[
-        int | None, option("--max-history", help="newest whole items in the prompt", panel=_INPUT, min=1)
+        int | None, option("--max-history", help="most items in the prompt, the newest ones", panel=_INPUT, min=1)
     ] = None,
     on_unknown: Annotated[
         OnUnknown,
-        option("--on-unknown", help="an id that the catalog lacks: drop it, reject the row, fail", panel=_INPUT),
+        option("--on-unknown", help="an id that is not in the catalog: drop it, reject the row, or fail", panel=_INPUT),
     ] = "drop",
     on_empty: Annotated[
         OnEmpty,
-        option("--on-empty", help="no known item: prompt without items, or reject the row", panel=_INPUT),
+        option(
+            "--on-empty", help="a history without known items: prompt without items, or reject the row", panel=_INPUT
+        ),
     ] = "reject",
     limit: Annotated[int | None, option("--limit", help="only the first rows", panel=_INPUT, min=1)] = None,
-    beam: Annotated[int, option("--beam", help="prefixes kept a level (W)", panel=_SEARCH, min=1)] = 512,
-    top_k: Annotated[int, option("--top-k", help="items a user (K <= W)", panel=_SEARCH, min=1)] = 50,
+    beam: Annotated[int, option("--beam", help="prefixes kept per level (W)", panel=_SEARCH, min=1)] = 512,
+    top_k: Annotated[int, option("--top-k", help="items per user (K <= W)", panel=_SEARCH, min=1)] = 50,
     exclude_seen: Annotated[
         bool,
         option("--exclude-seen/--no-exclude-seen", help="never return an item of the history", panel=_SEARCH),
     ] = False,
     exclude_col: Annotated[
         str | None,
-        option("--exclude-col", help="list column of item ids that the user must not get", panel=_SEARCH),
+        option("--exclude-col", help="list column of item ids that must not be recommended to the user", panel=_SEARCH),
     ] = None,
     match: Annotated[
         list[str] | None,
@@ -98,87 +100,106 @@ def recommend(
     ] = None,
     where: Annotated[
         str | None,
-        option("--where", help="SQL over catalog attributes: \"category = 'books' and in_stock\"", panel=_FILTER),
+        option(
+            "--where", help="SQL condition on catalog attributes: \"category = 'books' and in_stock\"", panel=_FILTER
+        ),
     ] = None,
     allow_items: Annotated[
         list[Path] | None,
-        option("--allow-items", help="only these items: text (an id a line), Parquet, CSV; repeatable", panel=_FILTER),
+        option(
+            "--allow-items", help="only these items: text (one id per line), Parquet, CSV; repeatable", panel=_FILTER
+        ),
     ] = None,
     deny_items: Annotated[
-        list[Path] | None, option("--deny-items", help="never these items; files as above; repeatable", panel=_FILTER)
+        list[Path] | None,
+        option("--deny-items", help="never these items; same file formats; repeatable", panel=_FILTER),
     ] = None,
     items_col: Annotated[
-        str, option("--items-col", help="id column of these files, where they are tables", panel=_FILTER)
+        str, option("--items-col", help="id column of these files if they are tables", panel=_FILTER)
     ] = "item_id",
     diversify: Annotated[
         str | None,
-        option("--diversify", help="brand=2: at most 2 items of one brand in a list", panel=_FILTER),
+        option("--diversify", help="at most this many items with the same value per list: brand=2", panel=_FILTER),
     ] = None,
     score_over: ScoreOverOption = "vocab",
     collisions: Annotated[
         Collisions,
-        option("--collisions", help="items of a shared SID: all, or the first this user may get", panel=_SEARCH),
+        option(
+            "--collisions",
+            help="items that share a SID: all of them, or only the first one allowed for the user",
+            panel=_SEARCH,
+        ),
     ] = "all",
     layout: Annotated[
         Layout,
-        option("--layout", help="one row a user, or one row a recommendation", panel=_OUTPUT),
+        option("--layout", help="one row per user, or one row per recommendation", panel=_OUTPUT),
     ] = "nested",
     keep: Annotated[
         str | None, option("--keep", help="input columns copied to the output: a,b or all", panel=_OUTPUT)
     ] = None,
     item_cols: Annotated[
-        str | None, option("--item-cols", help="catalog columns beside each item: a,b", panel=_OUTPUT)
+        str | None, option("--item-cols", help="catalog columns written with each item: a,b", panel=_OUTPUT)
     ] = None,
-    shard_rows: Annotated[int, option("--shard-rows", help="users a part file", panel=_OUTPUT, min=1)] = 16_384,
+    shard_rows: Annotated[int, option("--shard-rows", help="users per part file", panel=_OUTPUT, min=1)] = 16_384,
     partition_by: Annotated[
         str | None,
         option(
             "--partition-by",
-            help="divide the output into directories by these partition columns of the input: a,b",
+            help="split the output into directories by these partition columns of the input: a,b",
             panel=_OUTPUT,
         ),
     ] = None,
     fresh: Annotated[
-        bool, option("--fresh", help="replace what xgr wrote to --out before; never other files", panel=_OUTPUT)
+        bool, option("--fresh", help="replace what xgr wrote to --out before, and nothing else", panel=_OUTPUT)
     ] = False,
     max_rejects: Annotated[
-        str, option("--max-rejects", help="rejected rows that are accepted: 100 or 1%; more exit 3", panel=_OUTPUT)
+        str,
+        option(
+            "--max-rejects",
+            help="how many rejected rows are acceptable: 100 or 1%; exit code 3 above that",
+            panel=_OUTPUT,
+        ),
     ] = "1%",
     on_error: Annotated[
         OnError,
-        option("--on-error", help="a row that makes the engine raise: reject it, or fail", panel=_OUTPUT),
+        option("--on-error", help="a row on which the engine raises an error: reject it, or fail", panel=_OUTPUT),
     ] = "reject",
     dry_run: Annotated[
-        bool, option("--dry-run", help="check everything, plan shards and memory, write nothing", panel=_OUTPUT)
+        bool, option("--dry-run", help="check everything and plan shards and memory, but write nothing", panel=_OUTPUT)
     ] = False,
     device: Device = "auto",
     threads: Threads = None,
     max_memory: Annotated[
         str | None,
-        option("--max-memory", help="memory for a batch, weights not counted: 2GB", panel=_MACHINE),
+        option("--max-memory", help="memory for a batch, not counting weights: 2GB", panel=_MACHINE),
     ] = None,
     slo_ms: Annotated[
-        float | None, option("--slo-ms", help="close batches expected to take longer", panel=_MACHINE)
+        float | None,
+        option("--slo-ms", help="close a batch before it is expected to take longer than this", panel=_MACHINE),
     ] = None,
     grace: Annotated[
-        str, option("--grace", help="time from a signal to the end; finished shards stay: 20s", panel=_OPERATION)
+        str,
+        option(
+            "--grace", help="how long a signal leaves for a clean stop: 20s; finished shards are kept", panel=_OPERATION
+        ),
     ] = "20s",
     wait: Annotated[
-        str, option("--wait", help="time to wait for another run that holds the output: 10m", panel=_OPERATION)
+        str, option("--wait", help="how long to wait if another run holds the output: 10m", panel=_OPERATION)
     ] = "0s",
     metrics_file: Annotated[
         Path | None,
         option("--metrics-file", help="Prometheus textfile, written however the run ends", panel=_OPERATION),
     ] = None,
     cache_dir: Annotated[
-        Path | None, option("--cache-dir", help="where compiled kernels are kept", panel=_OPERATION)
+        Path | None, option("--cache-dir", help="where to keep compiled kernels", panel=_OPERATION)
     ] = None,
     trace: Annotated[
-        Path | None, option("--trace", help="timeline of threads and GPU, Chrome trace format", panel=_OPERATION)
+        Path | None,
+        option("--trace", help="write a timeline of threads and GPU in Chrome trace format", panel=_OPERATION),
     ] = None,
     log_every: LogEvery = 60.0,
 ) -> int | None:
-    """See the module."""
+    """The module's docstring is the help text."""
     from xgr_engine.job.filter_options import FilterOptions
     from xgr_engine.job.metrics_file import report_failure
     from xgr_engine.job.options import HistoryOptions, RecommendOptions, parse_memory
@@ -298,7 +319,7 @@ def _show_plan(out: Output, report: JobReport) -> None:
             "catalog items": record["items"],
             "device": record["device"],
             "weights": f"{record['weight_bytes'] / 1e6:,.1f} MB",
-            "memory for a batch": f"{plan['budget_bytes'] / 1e6:,.0f} MB ({plan['budget_from']})",
+            "memory per batch": f"{plan['budget_bytes'] / 1e6:,.0f} MB ({plan['budget_from']})",
             "largest batch": f"{plan['limits']['users']} users, {plan['limits']['tokens']} prompt tokens, "
             f"{plan['largest_batch_bytes'] / 1e6:,.0f} MB",
         },
@@ -309,10 +330,10 @@ def _show_plan(out: Output, report: JobReport) -> None:
 def _show_run(out: Output, report: JobReport) -> None:
     record = report.record
     if record["state"] == "nothing-to-do":
-        out.print(f"{record['out']}: complete already, nothing to do")
+        out.print(f"{record['out']}: already complete, nothing to do")
         return
     if "engine" not in record:  # finished before; the error names the rejects that this command's limit does not allow
-        out.print(f"{record['out']}: complete already")
+        out.print(f"{record['out']}: already complete")
         return
     if "counts" not in record:  # some shards could not be read; the error names them
         out.fields({"state": record["state"], "shards": f"{record['shards_finished']} of {record['shards']} finished"})
