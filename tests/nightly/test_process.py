@@ -114,7 +114,7 @@ def test_a_second_signal_ends_it_at_once(job: Job, tmp_path: Path) -> None:
     process = job.start(out, "--grace", "1h", gate=gate)
     wait_for_parts(process, out)
     process.send_signal(signal.SIGTERM)
-    wait_for_line(process, "again: stop at once")
+    wait_for_line(process, "again to stop at once")
     assert process.poll() is None
     assert stop(process, signal.SIGTERM)[1] == 143
     assert manifest(out)["state"] in ("interrupted", "running") and not (out / "_SUCCESS").exists()
