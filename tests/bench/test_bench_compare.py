@@ -215,6 +215,16 @@ def test_a_figure_of_too_few_samples_is_shown_and_not_counted(
     assert [line["figure"] for line in enough["regressions"]] == names and enough["not_counted"] == []
 
 
+def test_a_rate_of_a_search_that_was_cut_short_is_not_counted(record: Record) -> None:
+    after = copy.deepcopy(record)
+    after["online"][0] |= {"rate": 50.0, "reason": ""}
+    assert _worse(record, after) == [("quick, 16 tokens, W 16", "xgr", "online users/s", 50.0)]
+    after["online"][0]["reason"] = "the time limit ended the search"
+    compared = compare_records(record, after, LIMIT)
+    assert compared["regressions"] == []
+    assert [line["figure"] for line in compared["not_counted"]] == ["online users/s"]
+
+
 def test_the_rate_of_batches_in_flight_has_rounds_of_its_own(record: Record) -> None:
     before, after = _of_samples(record, 2), _of_samples(record, 2, 1.2)
     for one in (before, after):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bench_support import CPU, TINY, judged, tiny_model, tiny_workload
 
-from xgr_engine.bench import row_samples, warming
+from xgr_engine.bench import row_timing
 from xgr_engine.bench.baselines.base import BASELINES, REGISTRY, NotAvailableError, RankedSids, make_contender
 from xgr_engine.bench.baselines.hf_weights import named_tensors
 from xgr_engine.bench.choices import choose_options
@@ -143,7 +143,7 @@ def test_a_row_ends_soon_after_the_time_limit_and_keeps_what_it_has(monkeypatch:
     monkeypatch.setattr(variants, "FullSort", SlowToWarm)
     monkeypatch.setattr(variants, "Eager", SlowToPrepare)
     monkeypatch.setattr(Budget, "over", lambda self: late)
-    monkeypatch.setattr(warming, "_load", lambda contender, workload: None)
+    monkeypatch.setattr(row_timing, "_load", lambda contender, workload: None)
     names = ["xgr", "xgr-full-sort", "xgr-eager", "paged"]
     row = Row(tiny_workload(), names, Budget(0.5, 50), lambda text: None).measure()
     found = {one["name"]: one for one in row["contenders"]}
@@ -177,7 +177,7 @@ def test_a_contender_that_fails_after_some_samples_keeps_them(monkeypatch: pytes
         return measure(*args, **more)
 
     monkeypatch.setattr(variants, "FullSort", Tires)
-    monkeypatch.setattr(row_samples, "interleaved", timed)
+    monkeypatch.setattr(row_timing, "interleaved", timed)
     row = Row(tiny_workload(), ["xgr", "xgr-full-sort"], Budget(0.5, 4), lambda text: None).measure()
     whole, tires = row["contenders"]
     assert tires["status"] == "ok" and tires["latency_ms"]["samples"] == 2
@@ -200,12 +200,12 @@ def test_a_long_batch_of_what_preparing_has_run_is_computed_once(monkeypatch: py
             return super().run(batch)
 
     monkeypatch.setattr(variants, "FullSort", Prepared)
-    monkeypatch.setattr(warming, "_load", lambda contender, workload: None)
+    monkeypatch.setattr(row_timing, "_load", lambda contender, workload: None)
     monkeypatch.setattr(measure, "_LONG_S", 0.0)
     workload = tiny_workload()
     row = Row(workload, ["xgr", "xgr-full-sort"], Budget(1e-9, 50), lambda text: None).measure()
     whole, long = row["contenders"]
-    assert runs == [workload.users, warming._COMPARED_USERS]  # the sample, and the answer that is compared
+    assert runs == [workload.users, row_timing._COMPARED_USERS]  # the sample, and the answer that is compared
     assert long["latency_ms"]["samples"] == 1 and long["latency_ms"]["warm_up_runs"] == 0
     assert not long["interleaved"] and any("one run by itself" in note for note in long["notes"])
     assert long["parity"]["marks"] == [] and long["device_peak_bytes"] is None and long["host_peak_bytes"] > 0

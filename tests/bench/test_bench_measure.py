@@ -188,7 +188,7 @@ def test_work_of_a_prefill_counts_each_prompt_once() -> None:
     assert three.flops == pytest.approx(3 * one.flops)
     spec = tiny_workload().model.spec
     layer = spec.hidden_size * (2 * 64 + 2 * 32 + 3 * spec.intermediate_size)
-    tail = spec.hidden_size * (64 + 3 * spec.intermediate_size)  # of the last layer: the last token alone
+    tail = spec.hidden_size * (2 * 64 + 3 * spec.intermediate_size)  # of the last layer: the last token alone
     attention = 4 * (13 * 14 / 2) * 64
     assert one.flops == pytest.approx(2 * 13 * 2 * layer - 2 * 12 * tail + attention)
     shared = prefill_work(tiny_workload(shared_prefix=6), 3)

@@ -130,6 +130,19 @@ def test_search_for_the_highest_rate_ends_where_the_limit_holds() -> None:
     assert "one user takes" in none["reason"]
 
 
+@pytest.mark.parametrize("each", [0.002, 0.050])
+def test_a_search_that_the_deadline_ends_says_how_high_the_rate_may_be(each: float) -> None:
+    """The first trial is made in any case; what it leaves open is not what cannot be served."""
+    engine = FixedCost(FakeTime(), each=each)
+    trials = Trials(200.0, 300, 4.0)
+    found = measure_online(engine, tiny_workload(), trials, lambda text: None, engine.clock, deadline=0.0)  # type: ignore[arg-type]
+    (trial,) = found["trials"]
+    open_to = trial["rate"] / 0.8 if trial["holds"] else trial["rate"]
+    assert found["reason"].startswith("the time limit ended the search")
+    assert found["reason"].endswith(f"up to {open_to:,.1f}")
+    assert found["rate"] == (trial["rate"] if trial["holds"] else None)
+
+
 class Greedy(FixedCost):
     """Has memory for so many users."""
 

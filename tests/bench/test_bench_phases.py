@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -78,3 +79,8 @@ def test_claims_stand_beside_figures_that_were_measured_and_nothing_else() -> No
     assert growth["better"] == {}
     assert attention["better"] == {"paged": 7.0}
     assert throughput["better"]["paged"] == pytest.approx(3.0)
+    for place in range(2):  # a search that the time limit ended says what holds at least: no ratio comes of it
+        cut = copy.deepcopy(record)
+        cut["online"][place]["reason"] = "the time limit ended the search"
+        *_, throughput = paper_claims(cut)
+        assert throughput["values"] == {"xgr": 90.0, "paged": 30.0} and throughput["better"] == {}

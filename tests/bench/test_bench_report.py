@@ -22,12 +22,11 @@ import torch
 
 from xgr_cli.bench_views import show_bench
 from xgr_cli.output import Output, show
-from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.compare import compare_files, compare_records, parse_share
 from xgr_engine.bench.machine import Ceilings
 from xgr_engine.bench.options import BenchOptions
-from xgr_engine.bench.record import read_record, write_record
+from xgr_engine.bench.record import exceeded, read_record, write_record
 from xgr_engine.bench.report.page import page
 from xgr_engine.bench.report.svg import WIDTH, Axes, Series, bar_chart, line_chart, log_ticks, number, roofline, ticks
 from xgr_engine.bench.report.tables import claims_table, constraint_table, online_table, row_table, shape_of
@@ -541,7 +540,7 @@ def test_a_run_that_does_not_listen_is_ended_by_a_second_signal(tmp_path: Path) 
     while not (tmp_path / "temp.pid").exists():
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None and "again: stop at once" in process.stderr.readline()
+    assert process.stderr is not None and "again to stop at once" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 143
     process.communicate()

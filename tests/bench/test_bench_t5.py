@@ -14,7 +14,7 @@ import torch
 from bench_support import CPU, judged, tiny_catalog
 from job_support import OFFSETS, VOCAB_SIZE, make_vocabulary
 
-from xgr_engine.bench import weights
+from xgr_engine.bench import workloads
 from xgr_engine.bench.baselines.base import REGISTRY, make_contender
 from xgr_engine.bench.baselines.hf_t5 import t5_config_fields, t5_tensors
 from xgr_engine.bench.baselines.hf_weights import transformers_model
@@ -62,8 +62,8 @@ FOR_DECODER_ONLY = ("paged", "paper", "cascade", "flashrec", "vllm", "all-off")
 
 def t5_workload(monkeypatch: pytest.MonkeyPatch, spec: EncoderDecoderSpec = SPEC, **changes: object) -> Workload:
     """Weights large enough for every prompt to have a list of its own; 90 items of 3 x 7 codes."""
-    monkeypatch.setattr(weights, "_DEVIATION", 0.4)
-    decoder, head = weights.random_model(spec, CPU, 0)
+    monkeypatch.setattr(workloads, "_WEIGHT_DEVIATION", 0.4)
+    decoder, head = workloads.random_model(spec, CPU, 0)
     codes = np.arange(7, dtype=np.int32)
     table = SidTokenTable.from_levels([codes] * 3, [codes + first for first in OFFSETS])
     search = SearchOptions(beam=9, top_k=9, collisions="first")
@@ -119,7 +119,7 @@ def test_a_contender_with_another_attention_says_that_it_computes_decoder_only_m
 
 
 def test_half_precision_is_judged_by_plain_torch_in_that_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "compute_dtype", lambda stored, device: torch.bfloat16)
+    monkeypatch.setattr(workloads, "compute_dtype", lambda stored, device: torch.bfloat16)
     workload = t5_workload(monkeypatch)
     assert workload.model.dtype == "bfloat16"
     contender = make_contender("xgr")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.architecture import decoder_only
+from xgr_engine.bench.baselines.base import decoder_only
 from xgr_engine.bench.kernels.decode_layer import DecodeShape, Layer, cold_layers
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.timing import call_ms

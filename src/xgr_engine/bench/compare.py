@@ -80,8 +80,8 @@ def compare_records(
 
     Args:
         limit: share beyond which a figure that got worse is a regression; where it has an interval, the intervals of
-            both runs must lie apart as well, and one of too few samples is ``not_counted`` instead. What ran before and
-            was asked for again, but has no figures now, is a regression. None: nothing is.
+            both runs must lie apart as well, and one of too few samples, or of a search cut short, is ``not_counted``
+            instead. What ran before and was asked for again, but has no figures now, is a regression. None: nothing is.
         names: of the records, for messages.
 
     Raises:

@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.architecture import decoder_only
-from xgr_engine.bench.baselines.base import RankedSids
+from xgr_engine.bench.baselines.base import RankedSids, decoder_only
 from xgr_engine.bench.baselines.hf import CsrConstraint
 from xgr_engine.bench.geometries import Geometry
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.parity import judge, leaves_of
 from xgr_engine.bench.timing import call_ms
-from xgr_engine.bench.weights import random_model
-from xgr_engine.bench.workloads import Batch, BenchModel, Workload, synthetic_catalog
+from xgr_engine.bench.workloads import Batch, BenchModel, Workload, random_model, synthetic_catalog
 from xgr_engine.options import SearchOptions
 from xgr_engine.recommender import Recommender
 from xgr_engine.search.graphed import GraphedSearch, places_for

@@ -1,7 +1,8 @@
 """The work a row of the benchmark cannot do without: floating-point operations and bytes, from sizes alone.
 
 Achieved TFLOP/s and TB/s are this work over the measured time. So a contender that computes a prompt once a beam, or
-reads it once a beam, gets no credit for it.
+reads it once a beam, gets no credit for it. All beam rows count: with K below W an engine may leave out rows that
+cannot win, and is credited with them.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Parameters:
         """Of the last layer a prompt's tokens need keys and values alone, except its last token."""
         query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         row = spec.num_layers * spec.hidden_size * (2 * query + 2 * key + 3 * spec.intermediate_size)
-        last = spec.hidden_size * (query + 3 * spec.intermediate_size)
+        last = spec.hidden_size * (2 * query + 3 * spec.intermediate_size)  # all but its keys and values
         return cls(row - last, last, row)
 
     @classmethod

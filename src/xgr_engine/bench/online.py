@@ -224,14 +224,17 @@ def highest_rate(
         deadline: of ``time.monotonic``; no trial begins after it, except the first.
 
     Returns:
-        The rate (None where none tried held) and every trial on the way.
+        The rate (None where none tried held), every trial on the way, and ``reason``: why there is no rate, or how far
+        from the highest one it may be since the deadline ended the search.
     """
     low, high = 0.0, first_rate
     best: Trial | None = None
     tried: list[Trial] = []
     rate = 0.8 * first_rate
+    reason = ""
     for step in range(_STEPS):
         if tried and time.monotonic() > deadline:
+            reason = f"the time limit ended the search, the highest rate may lie anywhere up to {high:,.1f}"
             break
         trial = try_rate(server, rate, trials.slo_ms, trials.requests_at(rate), seed=step)
         tried.append(trial)
@@ -251,7 +254,7 @@ def highest_rate(
         "p99_ms": best.p99_ms if best else None,
         "mean_batch": best.mean_batch if best else None,
         "requests": best.requests if best else None,
-        "reason": "" if best else "no rate tried kept the limit",
+        "reason": reason or ("" if best else "no rate tried kept the limit"),
         "trials": [asdict(trial) for trial in tried],
     }
 

@@ -1,8 +1,9 @@
-"""The result of a benchmark as a file."""
+"""The result of a benchmark: as a file, and whether its figures can be believed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from xgr_engine.files import write_text
 KIND = "bench"
 SCHEMA_VERSION = 1
 _HINT = "give files that xgr bench wrote with --out, or printed with --json"
+
+# The figure, its unit, and what may have made its ceiling too low.
+_CEILINGS = (
+    ("tflops", "TFLOP/s", "its measurement was disturbed"),
+    ("tbs", "TB/s", "its measurement was disturbed, or a row's data stay in caches"),
+)
 
 
 def write_record(path: Path, record: Any) -> None:
@@ -28,6 +35,23 @@ def has_figures(record: dict[str, Any]) -> bool:
     if record["ablations"]:
         entries.append(record["ablations"]["whole"])
     return any(entry["status"] == "ok" for entry in entries)
+
+
+def exceeded(ceilings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence for each ceiling (TFLOP/s, TB/s) that a contender of these rows lies above."""
+    ran = [one for row in rows for one in row["contenders"] if one["status"] == "ok"]
+    found = []
+    for name, unit, cause in _CEILINGS:
+        ceiling = ceilings[name]
+        above = [one for one in ran if one[name] > ceiling]
+        if above:
+            who = ", ".join(dict.fromkeys(one["name"] for one in above))
+            most = max(one[name] for one in above)
+            found.append(
+                f"the measured ceiling of {ceiling:.3g} {unit} is none, {who} reached up to {most:.3g}: {cause}; "
+                "shares of it mean nothing"
+            )
+    return found
 
 
 def read_record(path: Path) -> dict[str, Any]:

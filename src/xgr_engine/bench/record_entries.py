@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xgr_engine.bench.record_fields import Field, FieldError
@@ -27,7 +27,7 @@ class Figure:
         low, high: its interval; :meth:`exact`: a figure without one.
         slack: a difference up to this is none.
         derived: made of others, which are compared as well; it may be absent.
-        few_samples: fewer than ``MIN_SAMPLES``, so that getting worse is no regression.
+        few_samples: fewer than ``MIN_SAMPLES``, or from a search that was cut short: getting worse is no regression.
     """
 
     value: float | None
@@ -182,7 +182,8 @@ def _online(record: Field, subject: Subject | None, settings: dict[str, Any]) ->
         if not settings.get("inputs"):
             asks["online_context"] = context
         key = ("online", *map(repr, settings.values()), model, context, beam, contender)
-        figures = {"online users/s": _plain(one.at("rate"), more_is_better=True)}
+        cut_short = one.has("reason") and one.at("reason").text() != ""
+        figures = {"online users/s": replace(_plain(one.at("rate"), more_is_better=True), few_samples=cut_short)}
         yield Entry(key, f"{name}, {context} tokens, W {beam}", contender, status, figures, asks=asks)
 
 

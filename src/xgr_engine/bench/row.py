@@ -11,8 +11,7 @@ from xgr_engine.bench.measure import Budget
 from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.parity import judge
 from xgr_engine.bench.row_record import Measured, row_record
-from xgr_engine.bench.row_samples import take_samples
-from xgr_engine.bench.warming import compared_batch, warm_and_answer
+from xgr_engine.bench.row_timing import compared_batch, take_samples, warm_and_answer
 from xgr_engine.bench.workloads import Workload
 from xgr_engine.xschedule.engines import is_out_of_memory
 

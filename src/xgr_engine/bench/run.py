@@ -13,7 +13,6 @@ import torch
 
 from xgr_engine.bench.ablations import run_ablations
 from xgr_engine.bench.attention import attention_times
-from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.constraint import ConstraintShape, constraint_costs
 from xgr_engine.bench.foreign.process import end_all
@@ -24,7 +23,7 @@ from xgr_engine.bench.memory import free_memory
 from xgr_engine.bench.online import Trials, online_figures
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import trace_batch
-from xgr_engine.bench.record import KIND, has_figures, one_line
+from xgr_engine.bench.record import KIND, exceeded, has_figures, one_line
 from xgr_engine.bench.row import Row
 from xgr_engine.bench.subject import Subject, load_subject
 from xgr_engine.bench.workloads import Workload

@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.bench.geometries import Geometry
-from xgr_engine.bench.weights import random_model
 from xgr_engine.catalog.trie import ItemTrie, build_trie
 from xgr_engine.catalog.vocabulary import load_vocabulary
 from xgr_engine.checkpoint.model_dir import load_model_dir
 from xgr_engine.errors import UsageError
-from xgr_engine.models.loading import AnyModel, load_model
+from xgr_engine.models.loading import AnyModel, build_model, compute_dtype, load_model
+from xgr_engine.models.ops import choose_ops
 from xgr_engine.models.spec import AnySpec
 from xgr_engine.options import SearchOptions
 from xgr_engine.tokens.table import SidTokenTable
 
 Prompt = NDArray[np.int32]
+_WEIGHT_DEVIATION = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,3 +184,21 @@ def catalog_of(path: Path) -> BenchCatalog:
     vocabulary = load_vocabulary(path)
     name, trie = f"{path}: {vocabulary.num_items:,} items", vocabulary.trie
     return BenchCatalog(name, trie, trie.leaf_codes(), vocabulary.content_hash)
+
+
+def random_model(spec: AnySpec, device: torch.device, seed: int) -> tuple[AnyModel, Tensor]:
+    """A model with weights N(0, 0.02), norms of one, and its output projection [V, H].
+
+    The same seed gives the same weights on the same kind of device.
+    """
+    shapes, dtype = spec.tensor_shapes(), compute_dtype(spec.dtype, device)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*names: str) -> Tensor:
+        rows = sum(shapes[name][0] for name in names)
+        tensor = torch.empty((rows, *shapes[names[0]][1:]), dtype=dtype, device=device)
+        if names[0].endswith("norm.weight"):
+            return tensor.fill_(1.0)
+        return tensor.normal_(0.0, _WEIGHT_DEVIATION, generator=generator)
+
+    return build_model(spec, draw, choose_ops(device))

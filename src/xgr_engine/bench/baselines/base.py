@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xgr_engine.errors import UsageError, XgrError
+from xgr_engine.models.decoder_only import DecoderOnly
 
 if TYPE_CHECKING:
-    from xgr_engine.bench.workloads import Batch, Workload
+    from xgr_engine.bench.workloads import Batch, BenchModel, Workload
 
 
 class NotAvailableError(XgrError):
@@ -166,3 +167,23 @@ def make_contender(name: str, deadline: float = float("inf")) -> Contender:
     if isinstance(contender, OneAtATime):
         contender.deadline = deadline
     return contender
+
+
+def decoder_only(model: BenchModel) -> DecoderOnly:
+    """The model, for a contender that computes no other kind.
+
+    Raises:
+        NotAvailableError: it is an encoder-decoder.
+    """
+    if isinstance(model.decoder, DecoderOnly):
+        return model.decoder
+    raise NotAvailableError(_wrong_architecture(model))
+
+
+def other_architecture(workload: Workload) -> str | None:
+    """Why such a contender cannot run the workload, for its ``available``; None where it can."""
+    return None if isinstance(workload.model.decoder, DecoderOnly) else _wrong_architecture(workload.model)
+
+
+def _wrong_architecture(model: BenchModel) -> str:
+    return f"not available: this computes decoder-only models, and {model.name} is an encoder-decoder"

@@ -16,8 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
-from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime
+from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, decoder_only, other_architecture
 from xgr_engine.bench.baselines.cascade_plan import CascadePlans, load_flashinfer, trial
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.pool import PooledCache, pool_fields

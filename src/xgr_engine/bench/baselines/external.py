@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
-from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids
+from xgr_engine.bench.baselines.base import NotAvailableError, OneAtATime, RankedSids, decoder_only, other_architecture
 from xgr_engine.bench.baselines.hf import codes_of_tokens
 from xgr_engine.bench.baselines.hf_weights import write_checkpoint
 from xgr_engine.bench.foreign.packages import FLASHREC, VLLM, Package

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.architecture import decoder_only
-from xgr_engine.bench.baselines.base import NotAvailableError
+from xgr_engine.bench.baselines.base import NotAvailableError, decoder_only
 from xgr_engine.bench.baselines.hf_t5 import t5_model
 from xgr_engine.bench.workloads import BenchModel
 from xgr_engine.models.encoder_decoder import EncoderDecoder

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
+from xgr_engine.bench.baselines.base import decoder_only, other_architecture
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.masked_search import MaskedRecommender
 from xgr_engine.bench.baselines.pool import PooledCache, pool_fields

@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from xgr_engine.bench.baselines.architecture import decoder_only, other_architecture
+from xgr_engine.bench.baselines.base import decoder_only, other_architecture
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.baselines.masked_search import MaskedRecommender
 from xgr_engine.bench.kernels import staged_reference

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from xgr_engine.bench.ceilings import exceeded
+from xgr_engine.bench.record import exceeded
 from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, number, roofline, span_chart
 
 Record = dict[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xgr_engine.bench.ceilings import exceeded
 from xgr_engine.bench.claims import OTHERS
+from xgr_engine.bench.record import exceeded
 
 Record = dict[str, Any]
 WRONG = "WRONG"

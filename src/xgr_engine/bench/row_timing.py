@@ -1,22 +1,85 @@
-"""Time of a row's contenders: latency in rounds of all, then the rate of those that keep several batches in flight."""
+"""What is taken of one contender of a row, in this order: memory and warm-up, an answer, samples of latency, the rate.
+
+Latency is sampled in rounds of all contenders; the rate is that of several batches in flight, for those that can.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from xgr_engine.bench.baselines.base import Contender, OneAtATime
-from xgr_engine.bench.measure import Budget, Estimate, interleaved, quantile
-from xgr_engine.bench.memory import free_memory
+from xgr_engine.bench.baselines.base import Contender, NotAvailableError, OneAtATime
+from xgr_engine.bench.measure import Budget, Estimate, interleaved, quantile, warm_up
+from xgr_engine.bench.memory import Peak, free_memory, peak_memory
 from xgr_engine.bench.record import one_line
 from xgr_engine.bench.row_record import Measured
 from xgr_engine.bench.workloads import Batch, Workload
 from xgr_engine.xschedule.engines import is_out_of_memory
 
+_COMPARED_USERS = 2
 _ROUNDS_OF_THROUGHPUT = 3
 _DIFFERENT_BATCHES = 8  # prompts of timed rounds repeat after these
+_loaded: set[str] = set()  # contenders that this process has used
+
+
+def compared_batch(workload: Workload) -> Batch:
+    """The prompts whose answers are compared."""
+    return workload.batch(0, min(_COMPARED_USERS, workload.users))
+
+
+def warm_and_answer(
+    contender: Contender, found: Measured, workload: Workload, budget: Budget, late: Callable[[], bool]
+) -> None:
+    """Prepare ``contender`` and run it until its times are stable; what that shows goes to ``found``.
+
+    Args:
+        late: whether the time limit is over for this contender.
+
+    Raises:
+        NotAvailableError: it cannot run after all, or was not prepared in time.
+    """
+    device, batch = workload.model.device, workload.batch(0)
+    if device.type == "cpu":
+        _load(contender, workload)
+    free_memory(device)
+    with peak_memory(device) as whole:
+        contender.prepare(workload)
+    if late():
+        raise NotAvailableError("the time limit was over while it was prepared")
+    peaks: list[Peak] = []
+
+    def run() -> None:
+        with peak_memory(device) as peak:
+            contender.run(batch)
+        peaks.append(peak)
+
+    ran_before = getattr(contender, "ran_while_prepared", False)
+    found.samples = warm_up(run, budget.seconds, over=budget.over, ran_before=ran_before)
+    # of the last run alone: what preparing tried and gave back does not count, what it kept does
+    found.peak = replace(peaks[-1], device_before=whole.device_before, host_before=whole.host_before)
+    if (own_peak := getattr(contender, "own_peak", None)) is not None:
+        found.peak, found.own_weights = own_peak, True
+    found.answer = getattr(contender, "run_scored", contender.run)(compared_batch(workload))
+    found.notes = list(getattr(contender, "notes", []))
+    if found.samples.seconds:
+        found.interleaved = False
+        found.notes.append("one run by itself: so long a batch is not computed again between those of others")
+
+
+def _load(contender: Contender, workload: Workload) -> None:
+    """Use a contender once on next to nothing: the libraries and kernels that a process loads with its first use would
+    else count as memory of the first row."""
+    if contender.name in _loaded:
+        return
+    _loaded.add(contender.name)
+    search = replace(workload.search, beam=min(4, workload.search.beam), top_k=1)
+    small = replace(workload, users=1, search=search)
+    contender.prepare(small)
+    contender.run(small.batch(0))
+    contender.release()
 
 
 def take_samples(
