@@ -92,5 +92,6 @@ def show_comparison(out: Output, comparison: Record) -> None:
         for text in comparison["left_out"]:
             out.print(f"not run after: {text}")
     if few := len(comparison["not_counted"]):
-        out.print(f"{few} figure(s) got worse, but come of fewer than {MIN_SAMPLES} samples: not counted")
+        why = f"come of fewer than {MIN_SAMPLES} samples, or of a search cut short by its time limit"
+        out.print(f"{few} figure(s) got worse, but {why}: not counted")
     out.print(f"{len(comparison['regressions'])} regression(s)")
