@@ -12,6 +12,7 @@ from bench_support import CPU, tiny_workload
 from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
 from xgr_engine.bench.measure import Estimate, Samples, interleaved, quantile, warm_up
 from xgr_engine.bench.memory import peak_memory
+from xgr_engine.bench.row_record import Measured, row_record
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.xschedule.engines import is_out_of_memory
 
@@ -219,6 +220,17 @@ def test_work_of_the_levels_grows_with_the_beam_and_reads_weights_once_a_level()
     narrow, wide = (decode_work(tiny_workload(beam=beam, top_k=1), 3) for beam in (2, 9))
     assert wide.flops > narrow.flops
     assert wide.bytes > narrow.bytes
+
+
+def test_rows_that_were_left_out_are_not_counted_as_computed() -> None:
+    workload = tiny_workload(beam=9, top_k=1)
+    rate = Estimate(6.0, 6.0, 6.0)
+    counts = {"all": {"rows_live": 34, "rows_expanded": 34}, "half": {"rows_live": 34, "rows_expanded": 17}, "none": {}}
+    found = [Measured(name, samples=Samples([0.5]), rate=rate, statistics=of) for name, of in counts.items()]
+    rates = {one["name"]: one["tflops"] * 0.5e12 for one in row_record(workload, {}, found)["contenders"]}
+    prefill, decode = prefill_work(workload, 3).flops, decode_work(workload, 3).flops
+    assert rates["all"] == rates["none"] == pytest.approx(prefill + decode)
+    assert rates["half"] == pytest.approx(prefill + decode / 2)
 
 
 def test_cache_formula_is_the_engines() -> None:

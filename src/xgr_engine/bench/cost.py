@@ -1,8 +1,8 @@
 """The work a row of the benchmark cannot do without: floating-point operations and bytes, from sizes alone.
 
 Achieved TFLOP/s and TB/s are this work over the measured time. So a contender that computes a prompt once a beam, or
-reads it once a beam, gets no credit for it. All beam rows count: with K below W an engine may leave out rows that
-cannot win, and is credited with them.
+reads it once a beam, gets no credit for it. All beam rows count; where K below W lets a contender leave some out, who
+asks has to take them off.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _contender_record(workload: Workload, found: Measured) -> dict[str, Any]:
         return {**record, "reason": found.reason}
     latency, rate = quantile(found.samples.seconds, 50), found.rate
     assert latency is not None and rate is not None
-    work = prefill_work(workload, workload.users) + decode_work(workload, workload.users)
+    prefill, decode = prefill_work(workload, workload.users), decode_work(workload, workload.users)
     on_gpu = workload.model.device.type == "cuda"
     shared_weights = 0 if found.own_weights else workload.model.bytes
     return {
@@ -102,10 +102,17 @@ def _contender_record(workload: Workload, found: Measured) -> dict[str, Any]:
         "device_own_bytes": found.peak.device_own,
         "host_peak_bytes": found.peak.host,
         "host_own_bytes": found.peak.host_own,
-        "tflops": work.flops / latency.value / 1e12,
-        "tbs": work.bytes / latency.value / 1e12,
+        "tflops": (prefill.flops + _rows_computed(found.statistics) * decode.flops) / latency.value / 1e12,
+        "tbs": (prefill.bytes + decode.bytes) / latency.value / 1e12,
         "parity": found.parity and found.parity.to_json(),
         "interleaved": found.interleaved,
         "notes": found.notes,
         "statistics": found.statistics,
     }
+
+
+def _rows_computed(statistics: dict[str, Any]) -> float:
+    """Share of the beam rows that a contender computed: with K below W the engine leaves out rows that cannot win, and
+    gets no credit for them."""
+    live = statistics.get("rows_live", 0)
+    return float(statistics["rows_expanded"] / live) if live else 1.0
