@@ -67,7 +67,7 @@ def constraint_costs(
         "codes": f"{shape.codes}x{shape.levels}",
         "sizes": entries,
         "flatness": max(own) / min(own) if own else None,
-        "masked": "log-softmax, CSR mask and top-k over the whole vocabulary of every beam, in plain torch",
+        "masked": "CSR mask and top-k over the whole vocabulary of every beam in plain torch, log-softmax in its head",
     }
 
 
