@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from xgr_engine.catalog.vocabulary import Vocabulary, load_vocabulary
 from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
-from xgr_engine.errors import UsageError, naming_arguments, with_arguments
+from xgr_engine.errors import naming_arguments, with_arguments
 from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.engine import (
     Device,
@@ -38,8 +38,8 @@ from xgr_engine.options import (
     OnUnknown,
     ScoreOver,
     SearchOptions,
-    check_choice,
     check_threads,
+    check_type,
 )
 from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep
 from xgr_engine.xschedule.results import Ranked
@@ -100,9 +100,8 @@ def load(
     keep_few_kernels()
     with naming_arguments():
         check_threads(threads)
-        for name, value in (("device", device), ("max_memory", "" if max_memory is None else max_memory)):
-            if not isinstance(value, str):
-                raise UsageError(f"{name} {value!r}: must be text")
+        check_type("--device", device, str)
+        check_type("--max-memory", max_memory, str | None)
         vocabulary = load_vocabulary(Path(vocab))
         model_dir = load_model_dir(Path(model))
         model_dir.table.bind(vocabulary.trie)
@@ -174,7 +173,7 @@ class Recommender:
                 ``on_error="fail"``.
         """
         with naming_arguments():
-            check_choice("--on-error", on_error, OnError)
+            check_type("--on-error", on_error, OnError)
             search = SearchOptions(beam=beam, top_k=top_k, score_over=score_over, collisions=collisions)
             options = HistoryOptions(
                 paths=("(memory)",),

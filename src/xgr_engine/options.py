@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from xgr_engine.errors import UsageError
 
@@ -27,28 +28,64 @@ LANES = 1
 
 _MOST_THREADS = 1024
 
+_UNIONS = (Union, UnionType)  # typing makes the former of what holds a Literal
+# How a type is called in an error, one value and several.
+_CALLED: dict[Any, tuple[str, str]] = {
+    bool: ("True or False", "True or False"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+}
 
-def check_whole(option: str, value: object) -> None:
-    """Raises UsageError unless the value is an integer, Python's or numpy's."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UsageError(f"{option} {value}: must be a whole number")
+
+def check_types(options: Any) -> None:
+    """The fields of a dataclass hold what they are declared to hold: ``exclude_seen="no"`` would count as true.
+
+    Raises:
+        UsageError: names the first field that does not, as a flag like all errors of options.
+    """
+    for name, kind in get_type_hints(type(options)).items():
+        check_type(f"--{name.replace('_', '-')}", getattr(options, name), kind)
+
+
+def check_type(option: str, value: object, kind: Any) -> None:
+    """Raises UsageError unless the value is of the kind: a type, a union or a ``Literal``."""
+    if not _is_of(value, kind):
+        said = value if isinstance(value, str) else repr(value)
+        raise UsageError(f"{option} {said}: must be {_called(kind)}")
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    if get_origin(kind) in _UNIONS:
+        return any(_is_of(value, one) for one in get_args(kind))
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_of(part, get_args(kind)[0]) for part in value)
+    # any integer will do for an int, and any number for a float, those of numpy among them
+    accepted = {int: Integral, float: Real}.get(kind, kind)
+    return isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+
+
+def _called(kind: Any) -> str:
+    if get_origin(kind) in _UNIONS:
+        return " or ".join(_called(one) for one in get_args(kind) if one is not NoneType)
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is tuple:
+        return f"a tuple of {_CALLED[get_args(kind)[0]][1]}"
+    return _CALLED[kind][0] if kind in _CALLED else f"a {kind.__name__}"
 
 
 def check_threads(threads: int | None) -> None:
     """Raises UsageError unless that many CPU threads can compute; None leaves torch's choice."""
     if threads is None:
         return
-    check_whole("--threads", threads)
+    check_type("--threads", threads, int)
     if threads < 1:
         raise UsageError(f"--threads {threads}: must be at least 1")
     if threads > _MOST_THREADS:  # OpenMP ends the process where the system gives it no more threads
         raise UsageError(f"--threads {threads}: must be at most {_MOST_THREADS}", hint="as many as there are cores")
-
-
-def check_choice(option: str, value: object, choices: Any) -> None:
-    """Raises UsageError unless the value is one of a ``Literal``'s."""
-    if value not in get_args(choices):
-        raise UsageError(f"{option} {value}: must be one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True)
@@ -69,8 +106,7 @@ class SearchOptions:
     collisions: Collisions = "all"
 
     def __post_init__(self) -> None:
-        check_whole("--beam", self.beam)
-        check_whole("--top-k", self.top_k)
+        check_types(self)
         if self.beam < 1 or self.top_k < 1:
             raise UsageError(f"--beam {self.beam} --top-k {self.top_k}: both must be at least 1")
         if self.top_k > self.beam:
@@ -79,8 +115,6 @@ class SearchOptions:
                 why="a search that keeps W prefixes can promise at most W results",
                 hint=f"use --beam {self.top_k} or more, or a smaller --top-k",
             )
-        check_choice("--score-over", self.score_over, ScoreOver)
-        check_choice("--collisions", self.collisions, Collisions)
 
 
 @dataclass(frozen=True)

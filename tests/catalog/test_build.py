@@ -478,7 +478,7 @@ def test_options_as_text() -> None:
             parse_codebook(text)
     with pytest.raises(UsageError, match="at least 1"):
         BuildOptions(codebook=(256, 0))
-    with pytest.raises(UsageError, match="keep or error"):
+    with pytest.raises(UsageError, match="one of keep, error"):
         BuildOptions(collisions="drop")  # type: ignore[arg-type]
     assert parse_attributes("all") is None and parse_attributes("none") == ()
     assert parse_attributes("a, b,a") == ("a", "b")

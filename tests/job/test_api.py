@@ -84,6 +84,7 @@ def test_rejected_histories_are_none_and_told(loaded: xgr.Recommender) -> None:
     [
         ([[100]], {"beam": 8.5}, "^beam 8.5: must be a whole number"),
         ([[100]], {"top_k": True}, "^top_k True: must be a whole number"),
+        ([[100]], {"exclude_seen": "no"}, "^exclude_seen no: must be True or False$"),
         ([[100]], {"max_history": 1.5}, "^max_history 1.5: must be a whole number"),
         (None, {}, "histories is None"),
         (([100] for _ in range(2)), {}, "histories is a generator"),

@@ -36,6 +36,7 @@ from xgr_engine.catalog.vocabulary import (
 )
 from xgr_engine.errors import CatalogError, OutputExistsError, UsageError
 from xgr_engine.files import file_sha256
+from xgr_engine.options import check_types
 
 IntArray = NDArray[np.int32]
 
@@ -61,8 +62,7 @@ class BuildOptions:
     update: bool = False
 
     def __post_init__(self) -> None:
-        if self.collisions not in ("keep", "error"):
-            raise UsageError(f"--collisions {self.collisions}: must be keep or error")
+        check_types(self)
         if self.codebook is not None and any(not 1 <= size <= MAX_CODE + 1 for size in self.codebook):
             raise UsageError(f"--codebook {self.codebook}: every size must be at least 1 and at most {MAX_CODE + 1}")
 

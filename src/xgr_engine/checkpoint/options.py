@@ -11,6 +11,7 @@ from xgr_engine.checkpoint.model_dir import ModelDir
 from xgr_engine.checkpoint.verify import ParityReport
 from xgr_engine.errors import UsageError
 from xgr_engine.models.spec import DTYPES
+from xgr_engine.options import check_types
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class ConvertOptions:
     verify_prompts: Path | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.dtype == "fp8":
             raise UsageError(
                 "--dtype fp8 is not available yet", why="its kernels are later work", hint="use bfloat16 on a GPU"

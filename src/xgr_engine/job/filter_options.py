@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xgr_engine.errors import UsageError
+from xgr_engine.options import check_types
 
 _MOST_DIGITS = 18
 
@@ -87,9 +88,7 @@ class FilterOptions:
     diversify: str | None = None
 
     def __post_init__(self) -> None:
-        for option, text in (("--where", self.where), ("--diversify", self.diversify)):
-            if text is not None and not isinstance(text, str):
-                raise UsageError(f"{option} {text!r}: must be text")
+        check_types(self)
         if self.where is not None and not self.where.strip():
             raise UsageError("--where is empty", hint="for example --where \"category = 'books' and in_stock\"")
         if self.diversify is not None:

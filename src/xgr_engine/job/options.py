@@ -18,9 +18,8 @@ from xgr_engine.options import (
     OnError,
     OnUnknown,
     SearchOptions,
-    check_choice,
     check_threads,
-    check_whole,
+    check_types,
 )
 
 # Options that cannot change what is written. Everything else is part of the fingerprint; a test enforces that a new
@@ -50,10 +49,7 @@ NOT_IN_FINGERPRINT = frozenset(
 
 
 def _at_least_1(option: str, value: int | None) -> None:
-    if value is None:
-        return
-    check_whole(option, value)
-    if value < 1:
+    if value is not None and value < 1:
         raise UsageError(f"{option} {value}: must be at least 1")
 
 
@@ -93,13 +89,9 @@ class HistoryOptions:
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.paths:
             raise UsageError("no input given", hint="name at least one file, glob or directory with --in")
-        check_choice("--history-format", self.history_format, HistoryFormat)
-        if self.list_text is not None:
-            check_choice("--list-text", self.list_text, ListText)
-        check_choice("--on-unknown", self.on_unknown, OnUnknown)
-        check_choice("--on-empty", self.on_empty, OnEmpty)
         _at_least_1("--max-history", self.max_history)
         _at_least_1("--limit", self.limit)
         parse_matches(self.match)
@@ -145,6 +137,7 @@ class OperationOptions:
     trace: str | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.grace < 0 or self.wait < 0:
             raise UsageError(f"--grace {self.grace:g} --wait {self.wait:g}: neither may be negative")
 
@@ -187,8 +180,7 @@ class RecommendOptions:
     operation: OperationOptions = field(default_factory=OperationOptions)
 
     def __post_init__(self) -> None:
-        check_choice("--layout", self.layout, Layout)
-        check_choice("--on-error", self.on_error, OnError)
+        check_types(self)
         if "://" in self.out and not self.out.startswith("s3://"):
             raise UsageError(f"--out {self.out}: only s3:// is known", hint="name a directory, or s3://bucket/folder")
         _at_least_1("--shard-rows", self.shard_rows)
@@ -256,13 +248,13 @@ def parse_duration(option: str, text: str) -> float:
 
 
 def flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of each option, nested dataclasses opened."""
+    """Dotted name and value of each option, nested dataclasses opened, numpy's numbers as Python's for JSON."""
     for entry in fields(options):
         value = getattr(options, entry.name)
         if is_dataclass(value):
             yield from flatten(value, f"{prefix}{entry.name}.")
         else:
-            yield f"{prefix}{entry.name}", value
+            yield f"{prefix}{entry.name}", value.item() if hasattr(value, "item") else value
 
 
 def fingerprinted(options: RecommendOptions) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from xgr_engine.metrics.ranking import UNKNOWN, IntArray, Lists, metric_names, r
 from xgr_engine.metrics.recs import RecChunk, Recommendations, open_recommendations
 from xgr_engine.metrics.report import Tally
 from xgr_engine.metrics.truth import Truth, read_truth, truth_files
-from xgr_engine.options import HistoryFormat, ListText
+from xgr_engine.options import HistoryFormat, ListText, check_types
 
 NO_VOCABULARY = "none"
 
@@ -72,14 +72,13 @@ class EvalOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.ks or min(self.ks) < 1:
             raise UsageError("--k needs list lengths of at least 1, such as --k 1,5,10,50")
         if list(self.ks) != sorted(set(self.ks)):
             raise UsageError(f"--k {','.join(map(str, self.ks))}: lengths must be ascending and distinct")
         if max(self.ks) > _LONGEST:
             raise UsageError(f"--k {max(self.ks)}: no list is longer than {_LONGEST}")
-        if self.align not in ("auto", "position", "user"):
-            raise UsageError(f"--align {self.align}: must be one of auto, position, user")
         if self.resamples < 1:
             raise UsageError(f"--resamples {self.resamples}: must be at least 1")
 

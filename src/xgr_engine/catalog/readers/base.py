@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from xgr_engine.catalog.arrow_types import is_list, is_text
 from xgr_engine.catalog.ids import plain
 from xgr_engine.errors import CatalogError
+from xgr_engine.options import check_types
 
 IntArray = NDArray[np.int32]
 
@@ -39,6 +40,9 @@ class ReadOptions:
     sid_col: str = "sid"
     attributes: tuple[str, ...] | None = None
     rank_column: str | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     def named_columns(self) -> tuple[str, ...] | None:
