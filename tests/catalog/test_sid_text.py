@@ -77,6 +77,14 @@ def test_given_templates_refuse_another_spelling_and_deeper_sids() -> None:
     assert (codes[~ok] == -1).all() and codes[3].tolist()[:2] == [1, -1]
 
 
+def test_each_row_is_read_by_itself_whatever_form_the_others_have() -> None:
+    rows = ["<a_1><b_2>", "3-4", None, "5", "<a_>", "1,2,3", "x"]
+    for templates in (None, ("<a_{}>", "<b_{}>")):
+        codes, ok = parse_sid_texts(pa.array(rows), templates)
+        assert ok.tolist() == [True, True, False, True, False, True, False]
+        assert codes.tolist() == [[1, 2, -1], [3, 4, -1], [-1] * 3, [5, -1, -1], [-1] * 3, [1, 2, 3], [-1] * 3]
+
+
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
 )

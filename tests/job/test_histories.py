@@ -123,6 +123,14 @@ def test_sids_outside_the_catalog_stay_in_the_prompt_if_the_model_can_spell_them
     assert prepared.excluded[0].tolist() == rows_of_sid(place, SIDS[1])
 
 
+def test_sids_as_numbers_are_read_beside_sids_as_tokens_and_beside_rubbish(place: Place) -> None:
+    column = [["-".join(map(str, SIDS[0]))], [text(SIDS[1])], ["<rubbish>", "-".join(map(str, SIDS[2]))]]
+    prepared = prepare(place, column, history_format="sids", exclude_seen=True)
+    assert [prompt.tolist() for prompt in prepared.prompts] == [tokens(SIDS[number]) for number in range(3)]
+    assert [rows.tolist() for rows in prepared.excluded] == [rows_of_sid(place, SIDS[number]) for number in range(3)]
+    assert prepared.counts["unknown_items"] == 1
+
+
 def test_stray_tokens_count_as_unknown_and_never_become_an_item(place: Place) -> None:
     good = tokens(SIDS[3])
     column = [[0, 1, *good, good[1], good[2], good[0]], [0]]

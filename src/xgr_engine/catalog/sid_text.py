@@ -51,7 +51,7 @@ class ParsedSids:
 def parse_sid_texts(
     texts: pa.Array | pa.ChunkedArray, templates: tuple[str, ...] | None = None
 ) -> tuple[IntArray, NDArray[np.bool_]]:
-    """Codes of SIDs in text form.
+    """Codes of SIDs in text form, each row read by itself: tokens and bare numbers may stand in one column.
 
     Args:
         texts: [n] strings of any Arrow string type, nulls allowed.
@@ -62,14 +62,19 @@ def parse_sid_texts(
         codes int32 [n, L] padded with -1, and ok [n]: False for null, empty or malformed text (its codes are -1).
     """
     parsed = parse_sids(texts, templates)
-    return parsed.codes, parsed.ok
+    if parsed.ok.all():
+        return parsed.codes, parsed.ok
+    # Where any row has tokens, parse_sids takes the rows of bare numbers for malformed.
+    numbers = _parse_numbers(_one_array(texts))
+    codes = np.full((len(parsed.ok), max(parsed.codes.shape[1], numbers.codes.shape[1])), -1, np.int32)
+    for form in (parsed, numbers):
+        codes[form.ok, : form.codes.shape[1]] = form.codes[form.ok]
+    return codes, parsed.ok | numbers.ok
 
 
 def parse_sids(texts: pa.Array | pa.ChunkedArray, templates: tuple[str, ...] | None = None) -> ParsedSids:
-    """As ``parse_sid_texts``, with the token spelling found."""
-    if isinstance(texts, pa.ChunkedArray):
-        texts = pa.concat_arrays(texts.chunks) if texts.num_chunks else pa.array([], pa.large_string())
-    texts = texts.cast(pa.large_string())
+    """As ``parse_sid_texts``, with the token spelling found; a column of tokens has no rows of bare numbers."""
+    texts = _one_array(texts)
     with_tokens = pc.fill_null(pc.match_substring(texts, "<"), False)
     if not pc.any(with_tokens).as_py():
         return _parse_numbers(texts)
@@ -139,6 +144,12 @@ def sid_text(codes: tuple[int, ...], templates: tuple[str, ...] | None) -> str:
     if templates is None:
         return "-".join(str(code) for code in codes)
     return "".join(template.replace("{}", str(code)) for template, code in zip(templates, codes, strict=False))
+
+
+def _one_array(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(texts, pa.ChunkedArray):
+        texts = pa.concat_arrays(texts.chunks) if texts.num_chunks else pa.array([], pa.large_string())
+    return texts.cast(pa.large_string())
 
 
 def _parse_token(text: str | None) -> tuple[int, str]:
