@@ -12,7 +12,7 @@ import pytest
 from job_support import Place
 from nightly_support import Stage, rows_of, same_output, write_users
 
-from xgr_engine.errors import HistoryError, InputError, OutputExistsError, XgrError
+from xgr_engine.errors import HistoryError, InputError, OutputExistsError, OutputWriteError, XgrError
 from xgr_engine.job import run as run_module
 from xgr_engine.job.audit import AuditError
 from xgr_engine.job.engine import LoadedEngine
@@ -212,6 +212,24 @@ def test_shard_states_that_cannot_be_removed_fail_no_finished_run(place: Place, 
     held = place.out / "_xgr" / "shards" / ".nfs0001"
     report = stage.run(place.options(users), lambda number: held.mkdir(exist_ok=True))
     assert report.failure is None and (place.out / "_SUCCESS").exists() and place.manifest()["state"] == "done"
+    assert stage.run(place.options(users)).record["state"] == "nothing-to-do"
+
+
+@pytest.mark.parametrize("error", [Stopped("SIGTERM", 143), OutputWriteError("no space for the directory")])
+def test_what_ends_a_run_after_success_leaves_its_manifest_done(
+    place: Place, stage: Stage, users: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Nothing would mend it: the same command finds nothing to do."""
+    stop = Stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(OutDir, "tidy", raises(error))
+        with pytest.raises(type(error)):
+            stage.run(place.options(users), stop=stop)
+    assert (place.out / "_SUCCESS").exists() and place.manifest()["state"] == "done"
+    stop.request("SIGTERM", 143, 0)
+    stop.last_words()
+    record = place.manifest()
+    assert (record["state"], record["attempts"][-1]["state"]) == ("done", "done") and "error" not in record
     assert stage.run(place.options(users)).record["state"] == "nothing-to-do"
 
 

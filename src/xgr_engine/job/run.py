@@ -234,6 +234,8 @@ def _recorded(job: OpenedJob, caller: Caller, record: dict[str, Any], started: f
     """Whatever ends the attempt early is said in the manifest. A full disk must not hide the first error."""
 
     def save(error: BaseException) -> None:
+        if job.out.success.exists():
+            return  # the output is complete, and its manifest says so: a signal that came too late changes neither
         # A copy: when the process is ended by force, another thread may still be at work on the record.
         last = deepcopy(record)
         last["durations"]["total"] = time.monotonic() - started
