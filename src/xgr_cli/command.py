@@ -15,6 +15,7 @@ from xgr_cli.logs import engine_logs_to
 from xgr_cli.options import SHARED_OPTIONS
 from xgr_cli.output import Output
 from xgr_cli.settings import Setting, merged, mistyped_variables, option_key, shared_key
+from xgr_cli.signals import obeyed
 from xgr_engine.errors import UsageError
 
 # Options that name paths without having the type ``Path``, because they may be a pattern, a URI, a preset or a word.
@@ -66,7 +67,7 @@ def as_command(function: CommandFunction) -> Callable[..., None]:
                 code = _show_settings(ctx, settings, output)
             else:
                 _check_needed(ctx, needed, values)
-                with engine_logs_to(output):
+                with engine_logs_to(output), obeyed():
                     code = function(output, **values) or errors.DONE
         except (typer.Exit, typer.Abort, SystemExit, GeneratorExit):
             raise

@@ -20,7 +20,7 @@ import typer
 from xgr_cli import errors
 from xgr_cli.command import as_command
 from xgr_cli.output import Output, silence
-from xgr_cli.signals import exit_on_termination
+from xgr_cli.signals import end_on_signals
 from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep
 from xgr_engine.system import version as installed_version
 
@@ -140,7 +140,7 @@ def _spread(arguments: Sequence[str], group: Any) -> list[str]:
 def main() -> None:
     """Entry point of the ``xgr`` script."""
     _use_utf8()
-    exit_on_termination()
+    end_on_signals()
     let_waiting_threads_sleep()
     keep_few_kernels()
     _prepare_streams()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,15 +23,37 @@ _LAST_WORDS_SECONDS = 1.0
 _SHOW_CURSOR = "\x1b[?25h"
 
 
-def exit_on_termination() -> None:
-    """Have SIGTERM and SIGHUP end any command as an error does, cleaning up on the way out, with exit code 143."""
+# What the handlers of end_on_signals raised, for what may come of it (see ``obeyed``).
+_raised: list[SystemExit | KeyboardInterrupt] = []
+
+
+def end_on_signals() -> None:
+    """Have SIGTERM and SIGHUP end any command as Ctrl-C does, cleaning up on the way out, with exit code 143."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(EXIT_CODES[signal.Signals(number)])
+        _raised.append(
+            KeyboardInterrupt() if number == signal.SIGINT else SystemExit(EXIT_CODES[signal.Signals(number)])
+        )
+        raise _raised[-1]
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
+    for number in EXIT_CODES:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, leave)
+
+
+@contextmanager
+def obeyed() -> Iterator[None]:
+    """A library that was in a callback (safetensors reads so) may put an error of its own in place of the end.
+
+    Raises:
+        SystemExit, KeyboardInterrupt: instead of such an error.
+    """
+    try:
+        yield
+    except Exception:
+        if _raised:
+            raise _raised[-1] from None
+        raise
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from checkpoint_support import make_checkpoint
 
+from xgr_cli import signals
 from xgr_cli.main import run
+from xgr_engine.checkpoint.hf_source import Shards
 
 Convert = Callable[..., tuple[int, str, str]]
 
@@ -106,3 +109,36 @@ def test_bad_usage_is_exit_2(convert: Convert, arguments: tuple[str, ...]) -> No
     assert code == 2
     assert out == ""
     assert arguments[0] in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_safetensors_turns_into_an_error_ends_it_as_the_signal_does(
+    convert: Convert, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    """While safetensors reads, about every second signal becomes such an error of torch, which it calls."""
+
+    def read(shards: Shards, name: str) -> None:
+        try:
+            signal.raise_signal(number)
+        except (SystemExit, KeyboardInterrupt):
+            raise ValueError("could not determine the shape of object type 'torch.storage.UntypedStorage'") from None
+
+    monkeypatch.setattr(Shards, "read", read)
+    monkeypatch.setattr(signals, "_raised", [])
+    before = {one: signal.signal(one, kind) for one, kind in _AS_A_PROCESS_BEGINS.items()}
+    try:
+        signals.end_on_signals()
+        ended, out, err = convert()
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert (ended, out) == (code, "")
+    assert "ValueError" not in err and "bug" not in err
+    assert [path.name for path in Path.cwd().iterdir()] == ["source"]
+
+
+_AS_A_PROCESS_BEGINS: dict[signal.Signals, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
