@@ -20,6 +20,8 @@ from xgr_engine.errors import UsageError
 
 # Options that name paths without having the type ``Path``, because they may be a pattern, a URI, a preset or a word.
 _PATHS_AS_TEXT = {"--in", "--out", "--recs", "--truth", "--vocab", "--prompt", "CATALOG", "ACTION"}
+# Of these, what may lie in an object store.
+_MAY_BE_URI = {"--in", "--out", "--truth"}
 
 CommandFunction = Callable[..., int | None]
 
@@ -46,7 +48,7 @@ def as_command(function: CommandFunction) -> Callable[..., None]:
     for name, (annotation, default) in SHARED_OPTIONS.items():
         parameters.append(_keyword(name, annotation, default))
     for parameter in parameters[1:]:
-        _refuse_empty_path(parameter.annotation)
+        _check_paths(parameter.annotation)
 
     def command(**values: Any) -> None:
         ctx: typer.Context = values.pop("ctx")
@@ -91,17 +93,18 @@ def _is_option(hint: Any) -> bool:
     return any(type(extra) is type(typer.Option()) for extra in getattr(hint, "__metadata__", ()))
 
 
-def _refuse_empty_path(hint: Any) -> None:
-    """Have the parser refuse an empty text where a path is wanted: it would mean the working directory.
+def _check_paths(hint: Any) -> None:
+    """Have the parser refuse a text that is no path where a path is wanted.
 
-    A shell gives one for a variable that is not set (``--in "$USERS"``).
+    An empty one would mean the working directory; a shell gives one for a variable that is not set (``--in "$USERS"``).
+    ``s3://bucket/file`` would mean a file in a directory ``s3:``.
     """
     for extra in getattr(hint, "__metadata__", ()):
         names = [extra.default, *(extra.param_decls or ())]  # in an annotation typer keeps the first name as default
         flag = next((name for name in names if str(name).startswith("--")), str(extra.metavar))
         is_path = _mentions_path(hint.__origin__)
         if is_path or flag in _PATHS_AS_TEXT:
-            extra.parser = partial(_not_empty, flag, Path if is_path else str)
+            extra.parser = partial(_as_path, flag, Path if is_path else str)
 
 
 def _mentions_path(hint: Any) -> bool:
@@ -109,9 +112,12 @@ def _mentions_path(hint: Any) -> bool:
     return hint is Path or any(map(_mentions_path, get_args(hint)))
 
 
-def _not_empty(flag: str, kind: Callable[[str], Any], text: str) -> Any:
+def _as_path(flag: str, kind: Callable[[Any], Any], text: str | Path) -> Any:
+    """A path of the command line, or the default, which comes here too."""
     if text == "":
         raise UsageError(f"{flag} is empty", hint="give a path; '.' is the working directory")
+    if "://" in str(text) and (kind is Path or flag not in _MAY_BE_URI):
+        raise UsageError(f"{flag} {text}: must be a local path", hint="copy it from or to the object store separately")
     return kind(text)
 
 

@@ -1,4 +1,4 @@
-"""An empty text where a path is wanted is an error: it would mean the working directory."""
+"""Texts that are no path where one is wanted: an empty one would mean the working directory, a URI a directory s3:."""
 
 from __future__ import annotations
 
@@ -45,6 +45,26 @@ def test_an_empty_path_is_an_error(cli: RunCli, tmp_path: Path, arguments: tuple
     assert outcome.code == 2
     assert outcome.err == f"error: {name} is empty\n  next: give a path; '.' is the working directory\n"
     assert [path.name for path in tmp_path.iterdir()] == ["c.csv"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("recommend", "--in", "s3://b/users", "--out", "s3://b/recs", "--metrics-file", "s3://b/x"),
+        ("recommend", "--in", "s3://b/users", "--deny-items", "s3://b/x"),
+        ("recommend", "--in", "s3://b/users", "--model", "s3://b/x"),
+        ("eval", "--truth", "s3://b/truth", "--recs", "s3://b/x"),
+        ("build-vocab", "s3://b/x"),
+        ("build-vocab", "c.csv", "--out", "s3://b/x"),
+        ("inspect", "s3://b/x"),
+    ],
+    ids=" ".join,
+)
+def test_what_must_be_local_is_no_uri(cli: RunCli, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """It was written to, or looked for in, a directory called s3:."""
+    outcome = cli(*arguments)
+    assert outcome.code == 2 and "s3://b/x: must be a local path\n  next: " in outcome.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_path_in_the_configuration_is_an_error(cli: RunCli, toy: ModuleType) -> None:
