@@ -22,16 +22,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from provenance import provenance
 
 from xgr_engine.catalog.vocabulary import load_vocabulary
-from xgr_engine.system import gpus, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "build_vocab.json"
@@ -147,19 +146,6 @@ def measure(items: int, runs: int, cores: Sequence[int], folder: Path) -> dict[s
     return result
 
 
-def git_commit() -> str:
-    """The commit that was measured, with a mark if the sources differ from it."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "src/xgr_engine/catalog", "src/xgr_cli", "benchmarks/build_vocab.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return head.stdout.strip() + (" (changed)" if changed.stdout.strip() else "")
-
-
 def main() -> None:
     """Measure, print, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -178,11 +164,8 @@ def main() -> None:
         )
     record = {
         "benchmark": "build_vocab",
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": git_commit(),
+        **provenance(),
         "cores_used": len(cores),
-        "machine": asdict(machine(gpus(with_torch=False))),
         "sizes": sizes,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -26,7 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from xgr_engine.system import cpu_name, keep_few_kernels, let_waiting_threads_sleep  # noqa: E402
+from provenance import provenance  # noqa: E402
+
+from xgr_engine.system import keep_few_kernels, let_waiting_threads_sleep  # noqa: E402
 
 ROUNDS = 3
 USERS = {"xgr": {50: 192, 256: 96}, "transformers": {50: 8, 256: 4}}
@@ -49,13 +50,9 @@ def main() -> int:
         prepare(args.data, Path(folder))
         rows = [compare(args, Path(folder), int(beam)) for beam in args.beams.split(",")]
     record = {
-        "command": " ".join(sys.argv),
-        "machine": {
-            "cpu": cpu_name(),
-            "threads": args.threads,
-            "python": platform.python_version(),
-            "load": os.getloadavg(),
-        },
+        **provenance(),
+        "threads": args.threads,
+        "load": os.getloadavg(),
         "rows": rows,
     }
     if args.out:

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from provenance import provenance
 
 from xgr_engine.bench.geometries import find_geometry
 from xgr_engine.bench.workloads import BenchModel, Workload, random_weights, synthetic_catalog
 from xgr_engine.catalog.trie import ItemTrie, build_forest
 from xgr_engine.options import Exclusion, SearchOptions, UserRules
 from xgr_engine.recommender import Recommender
-from xgr_engine.system import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "filters.json"
 SHARES = (0.5, 0.1, 0.01)
@@ -126,7 +126,7 @@ def main() -> None:
     ]
     record = {
         "setting": {**vars(given), "geometry": geometry.name, "codes": f"{geometry.codes}x{geometry.levels}"},
-        "machine": {"processor": cpu_name(), "torch": torch.__version__},
+        **provenance(),
         "searches": rows,
     }
     RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "job"))
 
 from job_support import make_model, make_vocabulary  # noqa: E402
-
-from xgr_engine.system import cpu_name, version  # noqa: E402
+from provenance import provenance  # noqa: E402
 
 HISTORY, GROUP = 8, 50_000
 
@@ -79,9 +76,7 @@ def main() -> int:
         runs = [run(root, int(users)) for users in given.users.split(",")]
     peaks = [entry["host_peak_mb"] for entry in runs]
     record = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": cpu_name(), "system": platform.platform(), "python": platform.python_version()},
-        "versions": {name: version(name) for name in ("xgr", "torch", "pyarrow")},
+        **provenance(),
         "runs": runs,
         "growth": round(peaks[-1] / peaks[0] - 1, 4),
     }

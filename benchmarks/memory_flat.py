@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import numpy as np  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
+from provenance import provenance  # noqa: E402
 
 from xgr_engine.job.engine import LoadedEngine  # noqa: E402
 from xgr_engine.job.options import HistoryOptions, RecommendOptions  # noqa: E402
@@ -74,7 +75,7 @@ def main() -> int:
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
     growth = rows[-1]["peak_mb"] / rows[0]["peak_mb"]
-    record = {"command": [Path(word).name for word in sys.argv], "rows": rows, "growth": round(growth, 4)}
+    record = {**provenance(), "rows": rows, "growth": round(growth, 4)}
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print(f"peak of {rows[-1]['users']} users over peak of {rows[0]['users']}: {growth:.3f}")

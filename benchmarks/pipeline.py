@@ -31,6 +31,7 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 import torch  # noqa: E402
 from made_up import make_world  # noqa: E402
+from provenance import provenance  # noqa: E402
 
 from xgr_engine.catalog.vocabulary import load_vocabulary  # noqa: E402
 from xgr_engine.checkpoint.model_dir import load_model_dir  # noqa: E402
@@ -135,8 +136,8 @@ def compare(args: argparse.Namespace, place: Path) -> dict[str, Any]:
                 schedule = run_whole(options, loaded, job)
         equal &= same_lists(Path(out), ranked)
     return {
-        "command": [Path(word).name for word in sys.argv],
-        "machine": machine(device.label, loaded),
+        **(about := provenance()),
+        "machine": about["machine"] | machine(device.label, loaded),
         "beam": args.beam,
         "top_k": args.top_k,
         "limits": vars(loaded.limits),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import shutil
 import signal
@@ -18,17 +17,15 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "nightly"), str(ROOT / "tests" / "job")]
+sys.path[:0] = [str(ROOT / "tests" / "nightly"), str(ROOT / "tests" / "job"), str(ROOT / "benchmarks")]
 
 from faults import Job, expected_code, leftovers, manifest, stop  # noqa: E402
 from job_support import make_model, make_vocabulary  # noqa: E402
 from nightly_support import same_output, write_users  # noqa: E402
-
-from xgr_engine.system import cpu_name, version  # noqa: E402
+from provenance import provenance  # noqa: E402
 
 GRACE_SECONDS = 20.0
 
@@ -89,9 +86,7 @@ def summary(trials: list[Trial], shards: int, rows: int, whole_seconds: float) -
             "median_shards_kept": statistics.median(trial.shards_kept for trial in mine),
         }
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": cpu_name(), "system": platform.platform(), "python": platform.python_version()},
-        "versions": {name: version(name) for name in ("xgr", "torch", "pyarrow")},
+        **provenance(),
         "rows": rows,
         "shards": shards,
         "uninterrupted_seconds": round(whole_seconds, 2),
