@@ -1,6 +1,6 @@
 # Sourced by the other scripts: make .venv with the pinned packages, quickly when nothing has changed.
 #
-#   PYTHON=python3.12 bash scripts/test.sh     another interpreter than the first of 3.11, 3.12, 3.13 that runs
+#   PYTHON=python3.12 bash scripts/test.sh     an interpreter other than the first of 3.11, 3.12, 3.13 that runs
 #   XGR_VENV=/some/place                       another place than .venv
 
 XGR_VENV="${XGR_VENV:-.venv}"

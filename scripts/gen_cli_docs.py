@@ -35,7 +35,7 @@ GENERAL = """## Settings, output, exit codes
 A setting comes from the command line, else from its `XGR_*` variable, else from the configuration file (`--config
 FILE.toml`, else `./xgr.toml`, else `[tool.xgr]` of `./pyproject.toml`), else it is the default. `--show-config` prints
 each value with its origin. An empty variable counts as not set; a variable for an option that may be repeated is split
-at spaces. Keys of the file are the names of options without the dashes in front:
+at spaces. Keys of the file are the names of options without the leading dashes:
 
 ```toml
 vocab = "/data/vocab"        # shared by every command: the name of the variable, XGR_VOCAB, in lower case
@@ -46,23 +46,23 @@ beam = 256
 exclude-seen = true
 ```
 
-Unknown keys, values of the wrong type and a file that cannot be read are errors (an `xgr.toml` that is a link to
-nothing too). Relative paths are relative to the working directory. An empty path is an error (`--in "$USERS"` where
-the variable is not set): `.` is the working directory.
+Unknown keys, values of the wrong type and a file that cannot be read are errors (so is an `xgr.toml` that is a dangling
+link). Relative paths are relative to the working directory. An empty path is an error (`--in "$USERS"` with a variable
+that is not set); use `.` for the working directory.
 
-A file that a command writes appears whole and takes the place of a file of that name. A link is followed and stays one.
-What is no file (a directory, a device, a pipe, `/dev/stdout`) and the file that the command prints to are refused, exit
-code 2: for a result on stdout there is `--json`.
+A file that a command writes appears whole and replaces a file of the same name. A link is followed and stays a link.
+Anything that is not a regular file (a directory, a device, a pipe, `/dev/stdout`), and the file that the command prints
+to, are refused with exit code 2; for a result on stdout there is `--json`.
 
 The result goes to stdout, as text or, with `--json`, as one JSON object with `schema_version`. Notes, warnings,
-progress and errors go to stderr; `--log-format json` makes each a JSON object on a line. `XGR_DEBUG=1` or `-v` adds
-tracebacks to errors. A result that stdout does not take (closed, or a full disk) is an error, exit code 1; a reader
-that goes away (`| head`) is none, and notes that stderr does not take are lost.
+progress and errors go to stderr; `--log-format json` makes each of them one line of JSON. `XGR_DEBUG=1` or `-v` adds
+tracebacks to errors. A result that cannot be written to stdout (closed, or a full disk) is an error with exit code 1; a
+reader that goes away (`| head`) is not an error, and notes that cannot be written to stderr are lost.
 
 Colours and bold are for terminals, and for `FORCE_COLOR=1`; `NO_COLOR=1` (any value that is not empty) turns both off
-and wins over `FORCE_COLOR`, `--color` wins over both variables. Text is UTF-8, whatever the locale: where that knows
-another encoding alone (`LC_ALL=C`), `xgr` starts again in Python's UTF-8 mode, so that names of files, ids and
-partitions beyond ASCII work; characters that a stream cannot spell (`PYTHONIOENCODING=ascii`) are escaped.
+and overrides `FORCE_COLOR`, and `--color` overrides both variables. Text is UTF-8 whatever the locale: if the locale
+has another encoding (`LC_ALL=C`), `xgr` restarts itself in Python's UTF-8 mode, so that file names, ids and partitions
+beyond ASCII work; characters that a stream cannot represent (`PYTHONIOENCODING=ascii`) are escaped.
 
 | exit code | meaning |
 | --- | --- |
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def document(group: Any) -> str:
-    """docs/cli.md: one section a command, its options by panel."""
+    """docs/cli.md: one section per command, its options by panel."""
     contents = "\n".join(
         f"- [`xgr {name}`](#xgr-{name}): {_summary(command)}" for name, command in group.commands.items()
     )
@@ -104,7 +104,7 @@ def document(group: Any) -> str:
 
 
 def frozen(group: Any) -> str:
-    """One line an option: the surface that scripts and configuration files of users rely on."""
+    """One line per option: the surface that users' scripts and configuration files rely on."""
     lines = set()
     for name, command in group.commands.items():
         types = _types(name)

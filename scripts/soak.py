@@ -37,7 +37,7 @@ class Trial:
     Attributes:
         moment: seconds from the start of the run to the signal.
         ended_first: the run was over before the signal came.
-        code: exit code of the interrupted run, as a shell tells it; stop_seconds: from the signal to its end.
+        code: exit code of the interrupted run, as a shell reports it; stop_seconds: from the signal to its end.
         shards_kept: finished shards that the second run found.
         equal: the output after the second run is that of an uninterrupted one, and nothing is left behind.
     """

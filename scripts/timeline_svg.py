@@ -1,4 +1,4 @@
-"""A picture of a timeline that ``xgr recommend --trace`` wrote: one row a thread or lane, one bar a span.
+"""A picture of a timeline that ``xgr recommend --trace`` wrote: one row per thread or lane, one bar per span.
 
 python scripts/timeline_svg.py trace.json docs/img/timeline.svg --from 1.0 --seconds 2 [--title TEXT]
 """

@@ -4,9 +4,9 @@
     python scripts/train_demo.py --out /tmp/demo      # elsewhere than into the repository
 
 Two phases. The first holds out the last *two* items of every user, trains on the rest and measures the loss on the
-second-to-last item after each epoch: that decides the number of epochs. The second starts afresh and trains for so
+second-to-last item after each epoch: that decides the number of epochs. The second starts afresh and trains for that
 many epochs on everything but the last item. The semantic IDs come from the first phase's data. The last item, the
-test target, is looked at once, at the end, to print the recall. Same seed, machine and versions: same files.
+test target, is used once, at the end, to print the recall. The same seed, machine and versions give the same files.
 
 Needs torch and transformers (the ``hf`` extra).
 """
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# With another number of threads numpy's linear algebra rounds otherwise, and k-means then lands elsewhere.
+# With another number of threads numpy's linear algebra rounds differently, and k-means then ends up elsewhere.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
@@ -45,7 +45,7 @@ IntArray = NDArray[np.int32]
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<unk>")
 PAD, BOS, _ = range(len(SPECIAL_TOKENS))
 LEVEL_NAMES = "abc"
-IGNORE = -100  # cross_entropy leaves such targets out
+IGNORE = -100  # cross_entropy skips such targets
 EVAL_BATCH = 32
 CONTEXT = 1024
 
@@ -188,10 +188,10 @@ def train(
                 group["lr"] = learning_rate(recipe, step, (epoch - 1 + start / len(pieces)) / recipe.max_epochs)
             optimizer.step()
             total += loss.item()
-        line = f"epoch {epoch:3d}  training loss a token {total / len(starts):.4f}"
+        line = f"epoch {epoch:3d}  training loss per token {total / len(starts):.4f}"
         if following is not None:
             losses.append(next_item_loss(model, [past[-recipe.window :] for past in history], following, tokens))
-            line += f"  validation loss an item {losses[-1]:.4f}"
+            line += f"  validation loss per item {losses[-1]:.4f}"
         print(f"{line}  {time.perf_counter() - began:.0f} s", flush=True)
     return model.eval(), losses
 

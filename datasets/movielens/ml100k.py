@@ -1,4 +1,4 @@
-"""MovieLens 100K: where it comes from, how it is read, and the one split that everything in the demo shares.
+"""MovieLens 100K: where it comes from, how it is read, and the split that everything in the demo uses.
 
 The data belongs to GroupLens (University of Minnesota), who let anyone use it for research and do not let others pass
 it on. So it is downloaded where it is needed, from the ``recbole`` wheel on PyPI, and never stored in this repository.
@@ -33,7 +33,7 @@ Int64Array = NDArray[np.int64]
 
 
 class DataError(Exception):
-    """The data cannot be had or is not what it should be; the message says what to do."""
+    """The data cannot be fetched or is not what it should be; the message says what to do."""
 
 
 @dataclass(frozen=True)

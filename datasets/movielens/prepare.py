@@ -45,7 +45,7 @@ def read_codes(path: Path, movies: ml100k.Movies) -> list[list[int]]:
 
 
 def catalog_table(movies: ml100k.Movies, codes: list[list[int]]) -> pa.Table:
-    """One row an item, ascending item number."""
+    """One row per item, ascending item number."""
     sids = ["".join(f"<{name}_{code}>" for name, code in zip("abcdefgh", row, strict=False)) for row in codes]
     return pa.table(
         {
@@ -59,7 +59,7 @@ def catalog_table(movies: ml100k.Movies, codes: list[list[int]]) -> pa.Table:
 
 
 def users_table(split: ml100k.Split) -> pa.Table:
-    """One row a user, ascending user number."""
+    """One row per user, ascending user number."""
     histories = pa.array([history.tolist() for history in split.history], pa.list_(pa.int64()))
     return pa.table(
         {"user_id": pa.array(split.user_id), "history": histories, "target": pa.array(split.target)},

@@ -3,7 +3,7 @@
     python datasets/movielens/show.py --data work/movielens --recs work/movielens/recs
 
 Recall@10 and NDCG@10 of both lists are taken over the same users, seen items excluded from both. The interval is that
-of the paired difference: users are drawn with replacement, and each brings its own difference.
+of the paired difference: users are drawn with replacement, and each brings their own difference.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def figures(users: pa.Table, model: pa.Array, popularity: pa.Array) -> list[Figu
 
 
 def users_table(users: pa.Table, lists: pa.Array, titles: dict[int, str]) -> Table:
-    """Three users from all over the table: what they watched last, what they get, what they watched next."""
+    """Three users spread over the table: what they watched last, what they get, what they watched next."""
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
         "user",
