@@ -52,6 +52,11 @@ class OpenedJob:
         return [shard for shard in self.shards if shard.index not in self.earlier.finished]
 
     @property
+    def resolver(self) -> HistoryResolver:
+        """Looks the job's histories up in its catalog."""
+        return HistoryResolver(self.vocabulary, self.model.table, self.options.histories)
+
+    @property
     def subject(self) -> Subject:
         return Subject(
             self.options,
@@ -124,24 +129,17 @@ def plan_compute(job: OpenedJob, note: Callable[[str], None]) -> tuple[Device, M
     return device, plan_memory(job.model, filters.searched, search, device, job.options.max_memory)
 
 
-def resolver(job: OpenedJob) -> HistoryResolver:
-    """Looks the job's histories up in its catalog."""
-    return HistoryResolver(job.vocabulary, job.model.table, job.options.histories)
-
-
 def prompt_maker(job: OpenedJob) -> PromptMaker:
-    """Renders the job's histories for its model.
+    """Renders the job's histories for its model."""
+    return make_prompt_maker(job.model, job.resolver, job.options.histories, job.filters.matcher)
+
+
+def try_first_rows(job: OpenedJob, maker: PromptMaker) -> None:
+    """A file whose columns have other types than the first one's is found now, and not after hours.
 
     Raises:
         HistoryError: a column of one of the files holds something else than the options say.
     """
-    maker = make_prompt_maker(job.model, resolver(job), job.options.histories, job.filters.matcher)
-    _try_first_rows(job, maker)
-    return maker
-
-
-def _try_first_rows(job: OpenedJob, maker: PromptMaker) -> None:
-    """A file whose columns have other types than the first one's is found now, and not after hours."""
     reader = RowReader(job.inputs)
     for number in sorted({shard.file for shard in job.todo if shard.rows}):
         with suppress(UnreadableRowsError):  # the run goes on around damaged rows

@@ -30,12 +30,13 @@ from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.lock import is_held
 from xgr_engine.job.manifest import SCHEMA_VERSION, write_manifest
 from xgr_engine.job.metrics_file import exit_code_of, reported, write_metrics
-from xgr_engine.job.opening import OpenedJob, look_again, open_job, plan_compute, prompt_maker, resolver
+from xgr_engine.job.opening import OpenedJob, look_again, open_job, plan_compute, prompt_maker, try_first_rows
 from xgr_engine.job.options import RecommendOptions, max_rejects_of
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.output import ItemColumns
 from xgr_engine.job.prompts import PromptMaker
 from xgr_engine.job.record import (
+    JobReport,
     batch_summary,
     close_attempt,
     events_of,
@@ -66,8 +67,8 @@ def _silent(text: str) -> None:
 class Caller:
     """Who runs the job: the command line it came from, where its settings came from, and where to report.
 
-    ``stop`` is how the caller ends the run early; ``begin`` is told the run id. ``engine_loader`` lets tests put
-    another engine in the place of the model.
+    ``stop`` is how the caller ends the run early; ``begin`` is called with the run id. ``engine_loader`` lets tests put
+    another engine in place of the model.
     """
 
     argv: Sequence[str] = ()
@@ -79,26 +80,13 @@ class Caller:
     engine_loader: Callable[..., LoadedEngine] = load_engine
 
 
-@dataclass(frozen=True)
-class JobReport:
-    """What a run did.
-
-    Attributes:
-        record: the manifest's content, or the plan of a dry run.
-        failure: why the exit code is not 0; raise it after the record has been shown.
-    """
-
-    record: dict[str, Any]
-    failure: XgrError | None = None
-
-
 def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
     """``--dry-run``: what a run would do. Writes nothing, loads no weights."""
     if is_remote(options.out):
         RemoteOutput.open(options.out).check(options.fresh)
     job = open_job(staged(options))
     device, memory = plan_compute(job, (caller or Caller()).note)
-    prompt_maker(job)
+    try_first_rows(job, prompt_maker(job))
     earlier = job.earlier
     return JobReport(
         {
@@ -113,7 +101,7 @@ def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepo
 
 
 def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
-    """Runs the job to its end, going on where an earlier attempt at the same output stopped.
+    """Runs the job to its end, continuing where an earlier attempt at the same output stopped.
 
     Returns:
         The manifest. With ``failure`` set, ``_SUCCESS`` was not written: too many rejects, rows that could not be
@@ -121,7 +109,7 @@ def run_job(options: RecommendOptions, caller: Caller | None = None) -> JobRepor
 
     Raises:
         XgrError: the job could not start, or an error with ``--on-error fail``.
-        Stopped: the caller asked for it; the same job goes on where this one stopped.
+        Stopped: the caller asked for it; the same job continues where this one stopped.
     """
     caller = caller or Caller()
     record: dict[str, Any] = {}
@@ -166,10 +154,21 @@ def _run(options: RecommendOptions, caller: Caller, record: dict[str, Any]) -> J
         return _attempt(job, caller, record, started)
 
 
-# Metrics are made of these as well: a run that finds nothing to do must not empty the series of the one that did it.
+# Metrics are made from these as well: a run that finds nothing to do must not empty the series of the one that did it.
 _KEPT_OF_A_FINISHED_RUN = (
-    *("run_id", "fingerprint", "finished", "rows", "shards", "shards_finished", "counts", "audit", "attempts"),
-    *("durations", "batches", "memory", "events"),
+    "run_id",
+    "fingerprint",
+    "finished",
+    "rows",
+    "shards",
+    "shards_finished",
+    "counts",
+    "audit",
+    "attempts",
+    "durations",
+    "batches",
+    "memory",
+    "events",
 )
 
 
@@ -187,7 +186,7 @@ def _done_before(manifest: Mapping[str, Any], options: RecommendOptions, out: st
         manifest.get("rows", 0),
         options.max_rejects,
         why=f"{out} was finished under a larger limit; it stays as it is, with its _SUCCESS",
-        hint="mend the input and use --fresh, or run the same command with the larger --max-rejects",
+        hint="fix the input and use --fresh, or run the same command with the larger --max-rejects",
     )
     return JobReport({"state": "too-many-rejects" if failure else "nothing-to-do", "out": out, **shown}, failure)
 
@@ -197,9 +196,9 @@ def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: fl
     record.update(first_record(job.subject, job.earlier, caller.argv, caller.origins))
     record["filters"] = job.filters.counts
     caller.begin(record["run_id"])
-    finisher = Finisher(job.out, job.inputs, job.vocabulary, resolver(job), job.options, caller.stop.check)
+    finisher = Finisher(job.out, job.inputs, job.vocabulary, job.resolver, job.options, caller.stop.check)
     if not job.todo:
-        caller.note(f"{job.out.root}: all parts are written; nothing is computed again")
+        caller.note(f"{job.out.root}: all parts are written already; nothing is computed again")
         record["engine"] = job.earlier.manifest.get("engine", {})
         loaded, maker = None, None
     else:
@@ -207,6 +206,7 @@ def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: fl
             done, count = len(job.earlier.finished), len(job.shards)
             caller.note(f"{job.out.root}: attempt {len(record['attempts'])}, {done} of {count} shards are finished")
         maker = prompt_maker(job)
+        try_first_rows(job, maker)
         device, memory = plan_compute(job, caller.note)
         job.model.verify_weights()
         caller.stop.check()
@@ -231,7 +231,7 @@ def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: fl
 
 @contextmanager
 def _recorded(job: OpenedJob, caller: Caller, record: dict[str, Any], started: float) -> Iterator[None]:
-    """Whatever ends the attempt early is said in the manifest. A full disk must not hide the first error."""
+    """Records in the manifest whatever ends the attempt early. A full disk must not hide the first error."""
 
     def save(error: BaseException) -> None:
         if job.out.success.exists():
@@ -312,7 +312,7 @@ def _save_trace(trace: Trace) -> None:
 
 
 def _warn_unwritten(option: str, path: object, error: OSError | XgrError) -> None:
-    """No note: a nightly job is quiet, and whoever watches the file would look at an old one."""
+    """A warning, not a note: with -q nobody would see a note, and whoever watches the file would look at an old one."""
     reason = error.what if isinstance(error, XgrError) else error.strerror or error
     _log.warning("%s %s cannot be written: %s", option, path, reason)
 
@@ -370,7 +370,7 @@ _STATE_AFTER = {type(None): "done", AuditError: "audit-failed", TooManyRejectsEr
 def _verdict(job: OpenedJob, faults: int, line: str, rejected: int) -> XgrError | None:
     if faults:
         return AuditError(
-            f"the audit of {job.out.root} counts {faults} wrong rows: {line}",
+            f"the audit of {job.out.root} found {faults} faults: {line}",
             why="the written files were read again and compared with the catalog and the histories",
             hint="do not use this output; please report it with _xgr/manifest.json",
         )
@@ -379,7 +379,7 @@ def _verdict(job: OpenedJob, faults: int, line: str, rejected: int) -> XgrError 
         job.rows,
         job.options.max_rejects,
         why=f"each row's reason is in {job.out.rejects}",
-        hint="mend the input, or run the same command with a larger --max-rejects: nothing is computed again",
+        hint="fix the input, or run the same command with a larger --max-rejects: nothing is computed again",
     )
 
 
@@ -388,5 +388,5 @@ def _too_many_rejects(rejected: int, rows: int, limit: str, why: str, hint: str)
     allowed = max_rejects_of(limit, rows)
     if rejected <= allowed:
         return None
-    what = f"{rejected} of {rows} rows were rejected, --max-rejects {limit} allows {allowed}"
+    what = f"{rejected} of {rows} rows were rejected, but --max-rejects {limit} allows {allowed}"
     return TooManyRejectsError(what, why=why, hint=hint)
