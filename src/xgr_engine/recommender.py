@@ -1,4 +1,8 @@
-"""The whole algorithm: prompts -> prefill once a user -> search down the trie, level by level -> items, ranked."""
+"""A batch from prompts to ranked items: prefill once per user, search down the trie level by level, rank the items.
+
+:meth:`Recommender.run` is ``collect(launch(prepare(...)))``: three steps, so that the next batch is prepared while one
+computes. The loop over the levels is ``search/host.py`` (plain torch, the definition) or ``search/device.py`` (GPU).
+"""
 
 from __future__ import annotations
 
@@ -27,17 +31,17 @@ from xgr_engine.xbeam.exclusions import Exclusions, find_dead_nodes
 from xgr_engine.xbeam.ranking import BatchResult, rank_items
 from xgr_engine.xbeam.state import upload_trie
 
-# Rows a user expands on a CPU before the search looks whether the rest can still matter: docs/architecture.md, "Rows
-# that cannot win".
-ROWS_AT_ONCE = 48
-# A pass over fewer operations a layer than these (2 ms of a core) is mostly overhead: 1000 rows of a model of 1 million
-# parameters in 4 layers, 200 of one of 7 million.
+# Rows per user that a search on a CPU expands before it checks whether the rest can still matter (docs/performance.md,
+# "rows are expanded best first").
+_ROWS_AT_ONCE = 48
+# A pass with fewer operations per layer than this (2 ms of one core) is mostly overhead: 1000 rows of a model of 1
+# million parameters in 4 layers.
 _PASS_FLOPS = 5e8
 
 
 @dataclass(frozen=True)
 class ReadyBatch:
-    """A batch's inputs, on the device or on their way to it (``copied``, a GPU's event, says when they stand there)."""
+    """A batch's inputs, on the device or on their way to it: on a GPU ``copied`` is the event of their arrival."""
 
     exclusions: Exclusions
     pack: PackedPrompts
@@ -47,10 +51,11 @@ class ReadyBatch:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch given to the device. Its result is on the way to the host; ``queued`` (on a GPU) says when.
+    """A batch that the device is computing (GPU) or has computed (CPU).
 
     Attributes:
-        seconds: start and end of the computation, on a CPU.
+        queued: GPU: the events of its start and of its result's arrival on the host.
+        seconds: CPU: start and end of the computation, in seconds of ``time.perf_counter``.
     """
 
     users: int
@@ -73,13 +78,18 @@ class Recommender:
     """Trie beam search over one model and one catalog.
 
     Args:
-        model: any architecture; head_weight: its output projection [V, H].
-        trie: the catalog; table: the model's SID tokens. A code without a token is an error.
-        options: beam width and the rest.
+        model: any architecture.
+        head_weight: its output projection [V, H].
+        trie: the catalog.
+        table: the model's SID tokens.
+        options: beam width, number of results, and what else changes them.
         score_suffix: token ids that belong to every answer's score but to no SID (the model's score contract).
-        rows_at_once: CPU only, see :class:`HostSearch`; None: as suits the model.
-        graphs: GPU only: capture everything after the prefill in CUDA graphs.
-        lanes: GPU only: batches computed side by side, each in buffers of its own.
+        rows_at_once: CPU only, see :class:`HostSearch`; None chooses by the model's size.
+        graphs: GPU only: capture everything after the prefill, and the prefill of a single prompt, in CUDA graphs.
+        lanes: GPU only: batches computed side by side, each in its own buffers.
+
+    Raises:
+        InputError: a code of the catalog has no token.
 
     :meth:`prepare`, :meth:`launch` and :meth:`collect` may be called from different threads, :meth:`run` from several.
     """
@@ -132,9 +142,9 @@ class Recommender:
         return Lane(self.setup, tokens, users, graphs=self._graphs, number=number)
 
     def reserve(self, tokens: int, users: int) -> None:
-        """GPU: buffers for batches of up to ``users`` prompts and ``tokens`` prompt tokens, allocated once a lane.
+        """GPU: allocate buffers for batches of up to ``users`` prompts and ``tokens`` prompt tokens together.
 
-        A larger batch makes them grow, which costs the graphs captured so far.
+        A larger batch makes them grow, and the graphs captured so far are lost.
         """
         if self._on_device:
             self._lanes.reserve(tokens, users)
@@ -144,15 +154,15 @@ class Recommender:
 
         Args:
             prompts: per user the prompt's token ids, at least one.
-            excluded: per user the rows of ``items.parquet`` that must not be returned, or more rules; over a forest
-                the rules say each user's tree.
+            excluded: per user the rows of ``items.parquet`` that must not be returned, or :class:`UserRules`, which a
+                trie with several roots needs.
 
         Returns:
             Per user exactly ``min(K, reachable)`` items, best first.
 
         Raises:
             InputError: a prompt is empty, or longer than the model's context.
-            XgrError: the model produced a hidden state that is no number.
+            XgrError: the model produced a hidden state that is not a number.
         """
         return self.collect(self.submit(prompts, excluded))
 
@@ -166,7 +176,7 @@ class Recommender:
     def prepare(
         self, prompts: list[NDArray[np.int32]], excluded: Sequence[NDArray[np.int32] | UserRules]
     ) -> ReadyBatch:
-        """Make a batch's inputs and, on a GPU, start their copies, beside whatever is computing. Args as :meth:`run`.
+        """Make a batch's inputs and, on a GPU, start to copy them while other batches compute. Args as :meth:`run`.
 
         Raises:
             InputError: as :meth:`run`.
@@ -198,23 +208,24 @@ class Recommender:
             return PendingBatch(users, ready.exclusions, outcome, None, (start, time.perf_counter()))
 
     def span(self, batch: PendingBatch) -> Span:
-        """When the device worked on a batch that has been collected."""
+        """When the device worked on a batch. Call it after :meth:`collect`."""
         if batch.queued is None or self._clock is None:
             return Span(*batch.seconds, None)
         return Span(self._clock.at(batch.queued.started), self._clock.at(batch.queued.ready), batch.queued.lane)
 
     def _check_lengths(self, prompts: list[NDArray[np.int32]]) -> None:
         room = self.model.spec.max_context - self.trie.levels - len(self.setup.score_suffix)
-        shortest, longest = (pick(len(prompt) for prompt in prompts) for pick in (min, max))
+        lengths = [len(prompt) for prompt in prompts]
+        shortest, longest = min(lengths), max(lengths)
         if shortest < 1 or longest > room:
             raise InputError(
                 f"prompts must have 1 to {room} tokens, not {shortest if shortest < 1 else longest}",
-                why=f"the model's context is {self.model.spec.max_context} tokens, the answer's included",
+                why=f"the model's context is {self.model.spec.max_context} tokens, including those of the answer",
                 hint="shorten the histories (--max-history)",
             )
 
     def collect(self, batch: PendingBatch) -> BatchResult:
-        """Wait for a batch, and rank its items on the host. Raises as :meth:`run`."""
+        """Wait for a batch and rank its items on the host. Raises as :meth:`run`."""
         if batch.queued is not None:
             batch.queued.ready.synchronize()
         if not batch.outcome.finite:
@@ -229,10 +240,11 @@ class Recommender:
 
 
 def _host_search(setup: SearchSetup, rows_at_once: int | None) -> HostSearch:
+    """The search in plain torch. On a GPU it serves only the reference kernels, and expands every row."""
     if setup.model.device.type == "cuda":
         return HostSearch(setup, 0)
     if rows_at_once is not None:
         return HostSearch(setup, rows_at_once)
     spec = setup.model.spec
     row_flops = 2 * sum(math.prod(shape) for shape in spec.tensor_shapes().values())
-    return HostSearch(setup, ROWS_AT_ONCE, math.ceil(_PASS_FLOPS * spec.num_layers / row_flops))
+    return HostSearch(setup, _ROWS_AT_ONCE, math.ceil(_PASS_FLOPS * spec.num_layers / row_flops))

@@ -25,8 +25,11 @@ from xgr_engine.xbeam.state import Beams, Finished, TrieLevel
 class SearchCounters:
     """What the search did, summed over batches.
 
-    ``rows_live`` beam rows were alive when a level began, ``rows_expanded`` of them went through the model; the others
-    scored below the k-th best candidate already found and could not matter.
+    Attributes:
+        rows_live: beam rows that were alive when a level began.
+        rows_expanded: those of them that went through the model. The others scored below the k-th best candidate
+            already found and could not matter.
+        candidates: children of the expanded rows, the padding of the shorter lists included.
     """
 
     rows_live: int = 0
@@ -38,15 +41,15 @@ class HostSearch:
     """Searches batch after batch.
 
     Args:
-        rows_at_once: expand that many rows of a user, best first, before looking whether the others can still win; 0:
-            all rows.
-        rows_a_pass: of all users together, at least so many, so that a small model's pass is worth its overhead.
+        rows_at_once: rows of a user to expand, best first, before checking whether the others can still win; 0: all.
+        rows_per_pass: raises ``rows_at_once`` so that the users of a batch expand at least this many together: a pass
+            of a small model over fewer is mostly overhead.
     """
 
-    def __init__(self, setup: SearchSetup, rows_at_once: int, rows_a_pass: int = 0) -> None:
+    def __init__(self, setup: SearchSetup, rows_at_once: int, rows_per_pass: int = 0) -> None:
         self.setup = setup
         self.rows_at_once = rows_at_once
-        self.rows_a_pass = rows_a_pass
+        self.rows_per_pass = rows_per_pass
         self.counters = SearchCounters()
 
     def run(self, hidden: Tensor, cache: KVCache, dead: DeadNodes) -> Outcome:
@@ -64,11 +67,12 @@ class HostSearch:
 
 
 class _Batch:
-    """One batch under way."""
+    """The state of one batch on its way down the trie."""
 
     def __init__(self, search: HostSearch, hidden: Tensor, cache: KVCache, dead: DeadNodes) -> None:
         self.setup = search.setup
-        self.rows_at_once = search.rows_at_once and max(search.rows_at_once, search.rows_a_pass // max(1, len(hidden)))
+        users = max(1, len(hidden))
+        self.rows_at_once = search.rows_at_once and max(search.rows_at_once, search.rows_per_pass // users)
         self.counters = search.counters
         self.hidden = hidden
         self.cache = cache
@@ -103,16 +107,13 @@ class _Batch:
                 break
         self.counters.rows_expanded += scored.rows
         self.counters.candidates += scores.numel()
-        width = self.setup.options.beam
         if level.leaf is not None:
-            self.pool = finish(self.pool, candidates, scores, leaf, beams, level, depth + 1, width)
-        return next_beams(candidates, scores, open_, beams, level, width)
+            self.pool = finish(self.pool, candidates, scores, leaf, beams, level, depth + 1, self.setup.answers)
+        return next_beams(candidates, scores, open_, beams, level, self.setup.options.beam)
 
     def _enough(self, level: TrieLevel, rows: int) -> int | None:
-        """How many candidates make a row that scores below them all pointless; None to expand every row.
-
-        Another pass for a few rows more than the first one's would cost more than it could spare.
-        """
+        """How many candidates must be known before a row that scores below them all is pointless; None: expand all."""
+        # a second pass for the few rows that the first one left out would cost more than it could save
         if not self.rows_at_once or rows <= self.rows_at_once + self.rows_at_once // 2:
             return None
         if level.leaf is None:
@@ -121,7 +122,7 @@ class _Batch:
         return self.setup.options.top_k if last else None
 
     def _with_slots(self, beams: Beams, depth: int) -> Beams:
-        """Give each row the slot that its own last code will occupy. The root has none: its token is the prompt's."""
+        """Give each row the slot for its own last code. The root needs none: its last token belongs to the prompt."""
         if depth == 0:
             return beams
         users, rows = beams.score.shape
@@ -152,7 +153,8 @@ class _Batch:
         return self._checked(*head.level_scores(hidden, depth, over))
 
     def _checked(self, logits: Tensor, normaliser: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The same; a broken row of the head shows in what the scores are measured against, and is remembered."""
+        """Its arguments, once it is noted whether they are finite. A broken row of the head shows in the normaliser,
+        or, where scores are normalised over the candidates, in the logits."""
         self.finite = self.finite & (logits if normaliser is None else normaliser).isfinite().all()
         return logits, normaliser
 
