@@ -350,7 +350,7 @@ def test_what_is_no_vocabulary_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "vocab" / "thesis.tex").write_text("years of work")
     (tmp_path / "file").write_text("a file")
     for out in ("vocab", "file"):
-        with pytest.raises(OutputExistsError, match="no vocabulary"):
+        with pytest.raises(OutputExistsError, match="is not a vocabulary"):
             build(tmp_path, BASIC, out, update=True)
     assert content(tmp_path / "vocab") == {"thesis.tex": b"years of work"}
 

@@ -95,7 +95,7 @@ def test_item_ids_keep_their_type_and_value(tmp_path: Path, ids: pa.Array) -> No
         (pa.array([1, 2, 3, 4], pa.duration("s")), "are of type duration"),
         (pa.array([True, False, None, None]), "are of type bool"),
         (pa.array([[1], [2], [3], [4]]), "are of type list"),
-        (pa.array([1.0, None, 2.5, 3.0]), r"c.parquet, row 2: the item id 2.5 is no whole number"),
+        (pa.array([1.0, None, 2.5, 3.0]), r"c.parquet, row 2: the item id 2.5 is not a whole number"),
         (pa.array([1.0, float("inf"), 2.0, 3.0], pa.float32()), "row 1: the item id inf"),
         (pa.array([0.5, 1, 2, 3], pa.float16()), "row 0: the item id 0.5"),
         (pa.array([Decimal("1.00"), Decimal("2.00"), None, Decimal("3.50")]), "row 3: the item id 3.50"),
@@ -410,7 +410,7 @@ def two_id_types(folder: Path) -> list[Path]:
         ),
         (
             write_text("tokenizer.json", '{"version": "1.0", "added_tokens": [{"id": 0}], "model": {"type": "BPE"}}'),
-            ["tokenizer.json is no LC-Rec index but a tokenizer", "name the catalog"],
+            ["tokenizer.json is not an LC-Rec index but a tokenizer", "name the catalog"],
         ),
         (two_id_types, ["a.parquet", "b.parquet", "numbers", "text"]),
         (write_text("c.jsonl", '{"item_id": 5, "sid": [1]}\n{"item_id": \n'), ["c.jsonl, line 2"]),
@@ -422,7 +422,7 @@ def two_id_types(folder: Path) -> list[Path]:
         (write_text("c.index.json", '{"0": ["<a_1>"], "1": ["a1"]}'), ["item 1", "a1"]),
         (write_text("c.index.json", "{}"), ["c.index.json", "without items"]),
         (write_text("c.index.json", '{"0": null, "1": []}'), ["c.index.json", "null"]),
-        (write_text("c.item.json", '{"0": {"title": "x"}}'), ["attributes only"]),
+        (write_text("c.item.json", '{"0": {"title": "x"}}'), ["only item attributes"]),
         (write_text("c.txt", "<a_1>\tx\t0\n<a_1> x 0\n"), ["c.txt, line 2"]),
         (write_text("c.csv", ""), ["c.csv"]),
         (write_text("c.csv", "item_id,sid\n"), ["no items"]),
@@ -461,11 +461,11 @@ def test_a_code_that_is_too_large_is_called_so(tmp_path: Path, name: str, text: 
     """It used to be called no list of integer codes, which it is."""
     with pytest.raises(CatalogError, match=f"item 2.* holds a code above {LARGE - 1}") as caught:
         read_catalog(write_text(name, text)(tmp_path), ReadOptions())
-    assert "is no SID" not in str(caught.value)
+    assert "is not a SID" not in str(caught.value)
 
 
 def test_what_is_no_sid_whatever_its_codes_is_called_so(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match="is no SID"):
+    with pytest.raises(CatalogError, match="is not a SID"):
         read_catalog(write_text("c.csv", f"item_id,sid\n1,1-2\n2,about {LARGE}\n")(tmp_path), ReadOptions())
 
 

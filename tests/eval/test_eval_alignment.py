@@ -157,7 +157,7 @@ def test_rows_without_target_and_unreadable_ones_are_counted_apart(tmp_path: Pat
     rows = report.record["rows"]
     assert (rows["evaluated"], rows["unreadable_target"], rows["without_target"]) == (1, 1, 2)
     assert "1 targets could not be read; these rows are left out" in report.warnings
-    assert "2 rows of the truth have no target and are left out" in report.warnings
+    assert "2 rows of the truth have no target; they are left out" in report.warnings
 
 
 def test_a_truth_of_unreadable_targets_alone_says_so(tmp_path: Path, vocab: Path) -> None:

@@ -64,14 +64,14 @@ def test_only_items_that_the_expression_is_true_for(assets: tuple[Path, Path], t
     ("where", "message"),
     [
         ("categroy = 'books'", "no attribute 'categroy'"),
-        ("category = ", "no SQL expression"),
+        ("category = ", "not an SQL expression"),
         ("category", "gives String, not true or false"),
         ("price > 'a'", "cannot be computed: cannot compare"),
         ("sum(price) > 3", "1 values for 40 items"),
         ("true", "names no attribute"),
         ("price > 1e9", "leaves none of the catalog's 40 items"),
         ("  ", "is empty"),
-        ("select 1", "no SQL expression"),
+        ("select 1", "not an SQL expression"),
     ],
 )
 def test_expressions_that_cannot_decide_are_usage_errors(assets: tuple[Path, Path], where: str, message: str) -> None:

@@ -133,7 +133,7 @@ def test_an_output_of_another_run_or_of_others_is_not_touched(
             run_job(remote_options(tmp_path, assets, users, out, shard_rows=2, fresh=fresh))
     with pytest.raises(UsageError, match="name a folder"):
         run_job(remote_options(tmp_path, assets, users, f"s3://{bucket}"))
-    with pytest.raises(UsageError, match="lie in each other"):
+    with pytest.raises(UsageError, match="one contains the other"):
         run_job(remote_options(tmp_path, assets, f"s3://{bucket}/recs/in", out))
 
 

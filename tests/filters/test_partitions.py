@@ -96,7 +96,7 @@ def test_an_interrupted_partitioned_run_completes_and_fresh_replaces_it(
     out = tmp_path / "recs"
     whole = rows(out)
     parts(out)[1].unlink()
-    with pytest.raises(OutputExistsError, match="part files are missing"):
+    with pytest.raises(OutputExistsError, match="part files are now missing"):
         run_job(options)
     fresh = options_for(tmp_path, *assets, tree, partition_by=("country",), fresh=True)
     (out / "dt=2026-11-29" / "notes.txt").write_text("mine")

@@ -19,7 +19,8 @@ from xgr_engine.checkpoint.convert import convert
 from xgr_engine.checkpoint.options import ConvertOptions
 from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.options import HistoryOptions, RecommendOptions
-from xgr_engine.job.run import Caller, JobReport, run_job
+from xgr_engine.job.record import JobReport
+from xgr_engine.job.run import Caller, run_job
 from xgr_engine.options import SearchOptions
 from xgr_engine.xbeam.ranking import BatchResult
 

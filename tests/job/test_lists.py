@@ -176,8 +176,8 @@ def test_ready_prompts_as_text_ids_and_mixed_json_lines() -> None:
     ("text", "hint"),
     [
         ("[1, 2]", "add --list-text json"),
-        ("<a_1><b_2><a_3><b_4>", "one text a semantic ID"),
-        ("1 2 3", "cut the text into a list"),
+        ("<a_1><b_2><a_3><b_4>", "one text per semantic ID"),
+        ("1 2 3", "split the text into a list"),
     ],
 )
 def test_the_hint_for_a_text_column_fits_the_text(text: str, hint: str) -> None:

@@ -65,7 +65,7 @@ def test_a_finished_output_is_held_to_a_stricter_limit(place: Place, capsys: Any
     capsys.readouterr()
     assert xgr(place, "--max-rejects", "0", users=users) == 3
     shown = capsys.readouterr()
-    assert "1 of 2 rows were rejected, --max-rejects 0 allows 0" in shown.err and "nothing to do" not in shown.out
+    assert "1 of 2 rows were rejected, but --max-rejects 0 allows 0" in shown.err and "nothing to do" not in shown.out
     assert xgr(place, "--max-rejects", "0", "--json", users=users) == 3
     assert json.loads(capsys.readouterr().out)["state"] == "too-many-rejects"
     assert (place.out / "_xgr" / "manifest.json").read_bytes() == manifest and (place.out / "_SUCCESS").exists()

@@ -13,7 +13,8 @@ from job_support import FakeEngine, Place
 
 from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.options import RecommendOptions
-from xgr_engine.job.run import Caller, JobReport, run_job
+from xgr_engine.job.record import JobReport
+from xgr_engine.job.run import Caller, run_job
 from xgr_engine.job.stop import Stop
 
 

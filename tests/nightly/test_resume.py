@@ -265,7 +265,7 @@ def test_a_part_that_vanished_from_a_finished_output_is_said(place: Place, stage
     options = place.options(users, shard_rows=SHARD_ROWS)
     stage.run(options)
     sorted(place.out.glob("part-*"))[2].unlink()
-    with pytest.raises(OutputExistsError, match="part files are missing"):
+    with pytest.raises(OutputExistsError, match="part files are now missing"):
         stage.run(options)
 
 

@@ -147,7 +147,7 @@ def _vocabulary(vocab: Path | None, output: Output) -> Vocabulary | None:
     from xgr_engine.catalog.vocabulary import load_vocabulary
 
     if vocab is None and not DEFAULT_VOCAB.exists():
-        output.warn("no --vocab: not checked whether every code of the catalog has a token")
+        output.warn("no vocabulary (--vocab): not checked whether every code of the catalog has a token")
         return None
     return load_vocabulary(vocab or DEFAULT_VOCAB)
 

@@ -33,7 +33,7 @@ from xgr_engine.options import Collisions, Layout, OnEmpty, OnError, OnUnknown
 
 if TYPE_CHECKING:
     from xgr_engine.job.options import OperationOptions, RecommendOptions
-    from xgr_engine.job.run import JobReport
+    from xgr_engine.job.record import JobReport
     from xgr_engine.job.stop import Stop
     from xgr_engine.progress import ProgressSink
 

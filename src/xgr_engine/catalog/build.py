@@ -51,7 +51,7 @@ class BuildOptions:
 
     Attributes:
         rank_desc: the largest rank first (default: the smallest); items without a rank come last either way.
-        codebook: codes a level, for the report; None takes the largest code + 1.
+        codebook: codes per level, for the report; None takes the largest code + 1.
         collisions: ``keep`` items that share a SID, or ``error``.
         update: replace another vocabulary at the output.
     """
@@ -103,7 +103,7 @@ def parse_codebook(text: str) -> tuple[int, ...]:
             raise UsageError(f"--codebook {text}: more than {_MOST_LEVELS} levels")
         return (int(size),) * int(levels) if times else tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise UsageError(f"--codebook {text}: not sizes such as 256,256,256 or 8192x3") from error
+        raise UsageError(f"--codebook {text}: must be sizes such as 256,256,256 or 8192x3") from error
 
 
 def parse_attributes(text: str) -> tuple[str, ...] | None:
@@ -162,14 +162,16 @@ def _present(target: Path, options: BuildOptions) -> Vocabulary | None:
     """The vocabulary at ``target``; None if there is nothing, or a damaged one that ``--update`` may replace.
 
     Raises:
-        OutputExistsError: something that is no vocabulary, or more than that.
+        OutputExistsError: something that is not a vocabulary, or holds more than that.
         CatalogError: a damaged vocabulary, without ``--update``.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / DESCRIPTION).is_file():
         raise OutputExistsError(
-            f"{target} exists and is no vocabulary", why="it would be overwritten", hint="name another place with --out"
+            f"{target} exists and is not a vocabulary",
+            why="it would be overwritten",
+            hint="name another place with --out",
         )
     try:
         present = load_vocabulary(target)
@@ -191,7 +193,7 @@ def _differences(present: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _prepare(catalog: Catalog, read: ReadOptions, options: BuildOptions) -> _Content:
     if catalog.codes.size >= 2**31:
-        raise CatalogError(f"the catalog holds {catalog.codes.size:,} codes, a vocabulary can hold {2**31 - 1:,}")
+        raise CatalogError(f"the catalog holds {catalog.codes.size:,} codes, but a vocabulary can hold {2**31 - 1:,}")
     catalog, duplicates = without_duplicates(catalog)
     order = sid_order(catalog.codes)
     # Gathered once: the SIDs do not change when items of one SID swap places.

@@ -1,4 +1,4 @@
-"""One row an item, and the order of the items that share a SID."""
+"""One row per item, and the order of the items that share a SID."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_duplicates(catalog: Catalog) -> tuple[Catalog, int]:
             f"item {catalog.item_id[int(first[at])].as_py()} has two SIDs: "
             f"{_shown_sid(catalog, first[at])} and {_shown_sid(catalog, again[at])}",
             why=f'{len(moved)} rows repeat an item with another SID (ids match by their text: 5 and "5" are one item)',
-            hint="keep one row an item",
+            hint="keep one row per item",
         )
     for name in catalog.attributes.column_names:
         column = plain(catalog.attributes[name])
@@ -40,9 +40,9 @@ def without_duplicates(catalog: Catalog) -> tuple[Catalog, int]:
         if differs is not None:
             one, two = (column[int(rows[differs])].as_py() for rows in (first, again))
             raise CatalogError(
-                f"item {catalog.item_id[int(first[differs])].as_py()} stands twice, with {name} {one!r} and {two!r}",
-                why="which of the two holds would depend on the order of the rows",
-                hint="keep one row an item, or leave the column out with --attributes",
+                f"item {catalog.item_id[int(first[differs])].as_py()} occurs twice, with {name} {one!r} and {two!r}",
+                why="which of the two counts would depend on the order of the rows",
+                hint="keep one row per item, or leave the column out with --attributes",
             )
     keep = np.ones(len(catalog.item_id), np.bool_)
     keep[again] = False

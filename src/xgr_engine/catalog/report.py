@@ -1,4 +1,4 @@
-"""What a catalog looks like: counts, collisions, codes used, branching, and what a user should look at."""
+"""What a catalog looks like: counts, collisions, codes used, branching, and warnings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LevelReport:
         codes_used: distinct codes.
         largest_code: the largest code.
         nodes: distinct prefixes that end at this level.
-        branching_mean: children a prefix that has any (of the level above).
+        branching_mean: mean number of children, over the prefixes of the level above that have any.
         branching_max: most children of one prefix.
     """
 
@@ -47,7 +47,7 @@ class CollisionReport:
 
 
 def level_reports(trie: ItemTrie, codebook: Sequence[int] | None) -> list[LevelReport]:
-    """One report a level.
+    """One report per level.
 
     Args:
         codebook: declared codes a level, or None.
@@ -58,7 +58,7 @@ def level_reports(trie: ItemTrie, codebook: Sequence[int] | None) -> list[LevelR
     if codebook is not None and len(codebook) != trie.levels:
         raise UsageError(
             f"--codebook names {len(codebook)} levels, the catalog has {trie.levels}",
-            hint="give one size a level, such as 256,256,256",
+            hint="give one size per level, such as 256,256,256",
         )
     reports = []
     for depth, codes in enumerate(trie.codes):
@@ -86,7 +86,7 @@ def collision_report(trie: ItemTrie) -> CollisionReport:
 
 
 def structure_warnings(trie: ItemTrie, levels: Sequence[LevelReport]) -> list[str]:
-    """Signs of a quantiser that went wrong."""
+    """Signs that the quantiser behind the semantic IDs went wrong."""
     warnings = []
     for number, level in enumerate(levels, 1):
         used, size = level.codes_used, level.codebook_size
@@ -104,7 +104,7 @@ def structure_warnings(trie: ItemTrie, levels: Sequence[LevelReport]) -> list[st
         last = levels[-1]
         if last.codes_used == trie.num_items:
             warnings.append(
-                f"level {trie.levels}: every item has a code of its own, so the level carries item numbers, not meaning"
+                f"level {trie.levels}: every item has a code of its own, so the level holds item numbers, not meaning"
             )
         elif trie.levels > 1 and last.branching_max == 1:
             warnings.append(f"level {trie.levels} decides nothing: no prefix has more than one code at it")

@@ -6,8 +6,7 @@ histories (has this user had it?). A file somebody damaged after it was written 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from xgr_engine.catalog.vocabulary import Vocabulary
-from xgr_engine.errors import XgrError
 from xgr_engine.job.filters import open_filters, user_texts
 from xgr_engine.job.histories import HistoryResolver, Ragged
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.options import RecommendOptions
+from xgr_engine.job.read_back import Written, read_part, reading_back, written_of
 from xgr_engine.job.shards import Piece, Shard, cut
-
-
-class AuditError(XgrError):
-    """The written files break a promise: exit code 1, no ``_SUCCESS``."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +91,6 @@ class Audit:
         return Audit(**summed)
 
 
-@dataclass(frozen=True)
-class _Written:
-    """Recommendations of one piece of a part file, flat, in file order; ``owner`` is the row of the piece."""
-
-    owner: NDArray[np.int64]
-    item_ids: pa.Array
-    scores: NDArray[np.float32]
-    sids: pa.Array
-    with_list: NDArray[np.bool_]
-    counts: NDArray[np.int64]
-    short: int
-    misplaced: int
-
-
 class Auditor:
     """Counts part files.
 
@@ -140,122 +120,38 @@ class Auditor:
         Raises:
             AuditError: the file cannot be read, or has not the columns of the layout.
         """
-        total = Audit()
-        with _read_back(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
+        table, total = read_part(path), Audit()
         for piece in cut(shard):
             rows = read(piece)
-            own = rejected[(rejected >= piece.start) & (rejected < piece.stop)] - piece.start
-            with _read_back(path):
-                written = self._read(self._of_piece(table, piece), piece, rows, own)
+            with reading_back(path):
+                own = np.isin(np.arange(piece.start, piece.stop), rejected)
+                written = written_of(table, piece, rows.table, own, self._options)
             total += self._count(written, rows)
         return total
 
-    def _of_piece(self, table: pa.Table, piece: Piece) -> pa.Table:
-        """The rows of a part that stand where those of a piece should. Each row is in one piece, so that one in the
-        wrong place counts there."""
-        if self._options.layout == "long":
-            row = table.column("row").to_numpy()
-            begin = int((row < piece.first_row).sum())
-            end = int((row < piece.first_row + piece.rows).sum())
-        else:
-            begin, end = piece.start - piece.shard.start, piece.stop - piece.shard.start
-        begin = begin if piece.start > piece.shard.start else 0
-        return table.slice(begin, None if piece.last else end - begin)
-
-    def _count(self, written: _Written, rows: Rows) -> Audit:
-        item_rows = self._vocabulary.rows_of(written.item_ids)
-        valid = item_rows >= 0
-        valid[valid] &= self._sid_agrees(written.sids.filter(pa.array(valid)), item_rows[valid])
-        valid &= np.isfinite(written.scores) & (written.scores <= 0)
-        misplaced = written.misplaced + int((written.counts > self._options.search.top_k).sum())
-        seen, excluded = self._forbidden(rows, written.owner, item_rows)
+    def _count(self, written: Written, rows: Rows) -> Audit:
+        owner, item_rows, most = written.owner, self._vocabulary.rows_of(written.item_ids), self._options.search.top_k
+        seen, excluded = self._forbidden(rows, owner, item_rows)
         return Audit(
             users=int(written.with_list.sum()),
             rejected=int((~written.with_list).sum()),
             items=len(item_rows),
-            invalid=int((~valid).sum()),
-            duplicate=self._duplicates(written.owner, item_rows),
+            invalid=self._invalid(written, item_rows),
+            duplicate=self._duplicates(owner, item_rows),
             seen=seen,
             excluded=excluded,
-            filtered=self._filtered(rows, written.owner, item_rows),
-            over_cap=self._over_cap(written.owner, item_rows),
-            short=written.short,
-            misordered=_misordered(written.owner, written.scores, item_rows),
-            misplaced=misplaced,
+            filtered=self._filtered(rows, owner, item_rows),
+            over_cap=self._over_cap(owner, item_rows),
+            short=int((written.with_list & (written.counts < most)).sum()),
+            misordered=_misordered(owner, written.scores, item_rows),
+            misplaced=written.misplaced + int((written.counts > most).sum()),
         )
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
-
-    def _read(self, table: pa.Table, piece: Piece, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
-        read = self._read_long if self._options.layout == "long" else self._read_nested
-        return read(table, piece, rows, rejected)
-
-    def _read_nested(self, table: pa.Table, piece: Piece, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
-        wrong_rows = abs(table.num_rows - piece.rows)
-        length = min(table.num_rows, piece.rows)
-        table = table.slice(0, length)
-        items = table.column("items").combine_chunks()
-        with_list = items.is_valid().to_numpy(zero_copy_only=False)
-        counts = pc.fill_null(pc.list_value_length(items), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        flat = items.flatten()
-        short = table.column("short").to_numpy()
-        should_have = np.ones(piece.rows, np.bool_)
-        should_have[rejected] = False
-        marked_wrongly = with_list != should_have[:length]
-        expected_short = counts < self._options.search.top_k
-        marked_wrongly |= with_list & np.array(
-            [flag is None or bool(flag) != want for flag, want in zip(short, expected_short, strict=True)], np.bool_
-        )
-        marked_wrongly |= self._other_user(table, rows.table.slice(0, length))
-        return _Written(
-            owner=np.repeat(np.arange(length), counts),
-            item_ids=flat.field("item_id"),
-            scores=flat.field("score").to_numpy(zero_copy_only=False),
-            sids=flat.field("sid"),
-            with_list=with_list,
-            counts=counts,
-            short=int((with_list & expected_short).sum()),
-            misplaced=int(marked_wrongly.sum()) + wrong_rows,
-        )
-
-    def _read_long(self, table: pa.Table, piece: Piece, rows: Rows, rejected: NDArray[np.int64]) -> _Written:
-        owner = table.column("row").to_numpy() - piece.first_row
-        inside = (owner >= 0) & (owner < piece.rows)
-        outside = int((~inside).sum())
-        table, owner = table.filter(pa.array(inside)), owner[inside]
-        counts = np.bincount(owner, minlength=piece.rows)
-        with_list = np.ones(piece.rows, np.bool_)
-        with_list[rejected] = False
-        rank = table.column("rank").to_numpy()
-        starts = np.flatnonzero(np.diff(owner, prepend=-1) != 0)
-        expected_rank = np.arange(len(owner)) - np.repeat(starts, np.diff([*starts, len(owner)])) + 1
-        expected_short = counts < self._options.search.top_k
-        misplaced = (rank != expected_rank) | ~with_list[owner]
-        misplaced |= table.column("short").to_numpy() != expected_short[owner]
-        misplaced |= np.diff(owner, prepend=0) < 0
-        misplaced |= self._other_user(table, rows.table.take(pa.array(owner)))
-        return _Written(
-            owner=owner,
-            item_ids=table.column("item_id").combine_chunks(),
-            scores=table.column("score").to_numpy(),
-            sids=table.column("sid").combine_chunks(),
-            with_list=with_list,
-            counts=counts,
-            short=int((with_list & expected_short).sum()),
-            misplaced=int(misplaced.sum()) + outside,
-        )
-
-    def _other_user(self, written: pa.Table, given: pa.Table) -> NDArray[np.bool_]:
-        name = self._options.histories.user_col
-        mine, theirs = written.column(name), given.column(name)
-        if mine.equals(theirs):
-            return np.zeros(len(mine), np.bool_)
-        # NaN differs from itself, and text may have been widened: compare value by value
-        pairs = zip(mine.to_pylist(), theirs.to_pylist(), strict=True)
-        return np.array([a != b and not (a != a and b != b) for a, b in pairs], np.bool_)
-
-    # ---- checks -----------------------------------------------------------------------------------------------------
+    def _invalid(self, written: Written, item_rows: NDArray[np.int32]) -> int:
+        valid = item_rows >= 0
+        valid[valid] &= self._sid_agrees(written.sids.filter(pa.array(valid)), item_rows[valid])
+        valid &= np.isfinite(written.scores) & (written.scores <= 0)
+        return int((~valid).sum())
 
     def _sid_agrees(self, sids: pa.Array, item_rows: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Whether each written SID is the catalog's for that item."""
@@ -324,18 +220,6 @@ class Auditor:
             return 0
         at = np.searchsorted(forbidden, keys).clip(max=len(forbidden) - 1)
         return int((forbidden[at] == keys).sum())
-
-
-@contextmanager
-def _read_back(path: Path) -> Iterator[None]:
-    """A part file that is damaged, or lacks a column, is a fault of the output."""
-    try:
-        yield
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise AuditError(
-            f"{path}: cannot be read back: {error}",
-            hint="check the disk, remove this file and run the same command: only its shard is computed again",
-        ) from error
 
 
 def _keys(owner: NDArray[np.int64], items: NDArray[np.int32], num_items: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Files of an output, whole or not at all; what the system refuses is said with what to do next."""
+"""Writes a file of an output whole or not at all; an error of the system says what to do next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def commit(path: Path, write: Callable[[Path], object]) -> None:
             raise
         raise OutputWriteError(
             f"{path}: {os.strerror(error.errno)}",
-            hint="mend that and run the same command: it goes on with what is not finished",
+            hint="fix that and run the same command: it continues with what is not finished",
         ) from error
 
 

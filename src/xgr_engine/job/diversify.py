@@ -1,10 +1,10 @@
-"""``--diversify attribute=max``: at most so many items of one value in a list.
+"""``--diversify attribute=max``: at most so many items with the same value in a list.
 
-A user's list is taken greedily from the ranked items of a search: an item is skipped when its value is full. If the
-list comes out short, the search runs again for this user with the items of full values denied, except those in the
-list, until it is full or no value that is not full has an item left. So every list comes from one search, with that
-search's order and scores, and all that is not denied competes for the beam. Items whose attribute is null have no
-value in common and are never skipped.
+A user's list is taken greedily from the ranked items of a search: once a value has ``max`` items in the list it is
+full, and its other items are skipped. If the list comes out short, the search runs again for this user with the items
+of full values denied, except those in the list, until the list is full or nothing more can be added. So every list
+comes from one search, with that search's order and scores, and everything not denied competes for the beam. Items whose
+attribute is null have no value in common and are never skipped.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class DiverseEngine:
         return self._joined([kept for kept in done if kept is not None])
 
     def _take(self, ranked: _List) -> _List:
-        """The first ``top_k`` items that do not go beyond the cap."""
+        """The first ``top_k`` items within the cap."""
         value = self._value[ranked.rows]
         order = np.argsort(value, kind="stable")
         starts = np.flatnonzero(np.diff(value[order], prepend=-2) != 0)
@@ -144,7 +144,7 @@ class DiverseEngine:
 
 @dataclass(frozen=True)
 class _Steps:
-    """A batch on its way; ``inner`` is what the engine below made of it."""
+    """A batch in flight; ``inner`` is what the engine underneath made of it."""
 
     prompts: list[IntArray]
     excluded: list[Exclusion]
@@ -171,8 +171,7 @@ def _split(outcome: BatchOutcome) -> list[_List]:
 
 
 def search_for(filters: ItemFilters, search: SearchOptions) -> SearchOptions:
-    """Options of the engine below: with a cap it ranks all W items that the beam holds, so that fewer passes are
-    needed."""
+    """Options for the engine underneath: with a cap it ranks all W items of the beam, which saves passes."""
     return search if filters.cap is None else replace(search, top_k=search.beam)
 
 

@@ -1,4 +1,4 @@
-"""From a model directory to something that computes batches: device, weights, memory plan. torch only when called."""
+"""From a model directory to something that computes batches: device, weights, memory plan. Imports torch lazily."""
 
 from __future__ import annotations
 

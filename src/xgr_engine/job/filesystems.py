@@ -1,8 +1,8 @@
-"""Files of an object store (``s3://bucket/key``) through pyarrow.fs, with the few words of ``pathlib.Path`` that the
-job needs, so that the readers know no difference.
+"""Files of an object store (``s3://bucket/key``) through pyarrow.fs, with the few methods of ``pathlib.Path`` that the
+job needs, so that the readers need not tell the two apart.
 
-Credentials, region and endpoint come from the usual places: ``AWS_*`` variables, profiles, the instance's role; an
-endpoint of one's own from ``AWS_ENDPOINT_URL``, or from the URI (``s3://bucket/key?endpoint_override=host:9000``).
+Credentials, region and endpoint come from the usual places: ``AWS_*`` variables, profiles, the instance's role; a
+private endpoint from ``AWS_ENDPOINT_URL``, or from the URI (``s3://bucket/key?endpoint_override=host:9000``).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def open_remote(text: str) -> Remote:
     if region:
         query.setdefault("region", region)
     elif "endpoint_override" in query:
-        query.setdefault("region", "us-east-1")  # asked for in signatures; a store of one's own has no regions
+        query.setdefault("region", "us-east-1")  # signatures need one; a private store has no regions
     asked = f"{_SCHEME}{place.partition('/')[0]}" + (f"?{urlencode(query)}" if query else "")
     try:
         filesystem, _ = fs.FileSystem.from_uri(asked)
@@ -155,7 +155,7 @@ def list_remote(text: str) -> tuple[str, list[RemoteFile]]:
         infos = remote.filesystem.get_file_info(selector)
     except OSError as error:
         raise InputError(
-            f"{text}: the store does not answer: {error}", hint="check endpoint and credentials"
+            f"{text}: the store does not answer: {error}", hint="check the endpoint and the credentials"
         ) from error
     wanted = re.compile("/".join(map(_segment_pattern, segments[fixed:])).replace("(?:.*/)?/", "(?:.*/)?"))
     keys = sorted(info.path for info in infos if info.is_file and _is_data(info.path[len(base) :]))

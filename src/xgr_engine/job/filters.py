@@ -1,9 +1,9 @@
-"""What may be recommended to whom, beside each user's own exclusions: opened once, before anything is written.
+"""What may be recommended to whom, apart from each user's own exclusions: opened once, before anything is written.
 
-Filters over the catalog (``--where``, ``--allow-items``, ``--deny-items``) choose its items once and for all:
-the search gets the trie of what is left. ``--match`` divides these items by an attribute: the search gets a forest with
-one tree a value, and each user's search starts at the root of his own. Neither costs the search anything: a prefix
-with no allowed item under it is not there.
+Filters over the catalog (``--where``, ``--allow-items``, ``--deny-items``) choose items for all users: the search gets
+the trie of what is left. ``--match`` divides these items by an attribute: the search gets a forest with one tree per
+value, and each user's search starts at the root of their tree. Neither costs the search anything: a prefix with no
+allowed item under it is not there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Attribute:
         except InputError as error:
             raise UsageError(
                 f"{option}: the attribute {name!r} is {column.type}, whose values cannot be compared",
-                hint="give the catalog a column with one number or text an item",
+                hint="give the catalog a column with one number or text per item",
             ) from error
         encoded = pc.dictionary_encode(texts)
         numbers = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
@@ -98,7 +98,7 @@ def user_texts(column: ListColumn, name: str) -> pa.Array:
         raise HistoryError(
             f"column {name!r}: its values cannot be compared with an attribute of the catalog",
             why=error.what if isinstance(error, InputError) else str(error),
-            hint="--match needs one number or text a user",
+            hint="--match needs one number or text per user",
         ) from error
 
 
@@ -136,7 +136,7 @@ class Matcher:
         """
         attributes = tuple(Attribute.of("--match", match.attribute, vocabulary) for match in matches)
         if prod(len(attribute.values) for attribute in attributes) >= 2**63:
-            raise UsageError("--match: the attributes have too many values together", hint="match fewer attributes")
+            raise UsageError("--match: the attributes have too many combinations of values", hint="match fewer of them")
         key = _combined(attributes, [attribute.of_item for attribute in attributes])
         inside = allowed & (key >= 0)
         keys, numbers = np.unique(key[inside], return_inverse=True)
@@ -182,7 +182,7 @@ def _combined(attributes: tuple[Attribute, ...], numbers: list[IntArray]) -> NDA
 
 @dataclass(frozen=True)
 class ItemFilters:
-    """Everything of the sort that is in force.
+    """All filters that are in force.
 
     Attributes:
         vocabulary: the whole catalog.
@@ -192,7 +192,7 @@ class ItemFilters:
         capped: its attribute.
         digests: option -> digest of the contents of its files, for the fingerprint.
         counts: items before and after each filter, for the manifest.
-        notes: what the user should hear of.
+        notes: what to tell the user.
     """
 
     vocabulary: Vocabulary
@@ -279,7 +279,7 @@ def make_filters(
 
 
 def unknown_ids(listed: Mapping[str, ItemList]) -> tuple[str, ...]:
-    """A note for each option that names ids that the catalog lacks."""
+    """A note for each option with ids that are not in the catalog."""
     return tuple(
         f"{option}: {items.unknown} of {items.ids} ids are not in the catalog, such as {', '.join(items.examples)}"
         for option, items in listed.items()

@@ -1,4 +1,4 @@
-"""One user's row -> the SIDs that the model has seen him with, and the items he must not get again.
+"""One user's row -> the SIDs of their history, and the items that must not be recommended to them.
 
 No torch and no tokenizer in here: ``job.prompts`` renders what this module resolves, and ``job.audit`` resolves
 the same rows again to check the written files.
@@ -17,7 +17,7 @@ from xgr_engine.catalog.sid_text import parse_sid_texts
 from xgr_engine.catalog.trie import runs
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.job.input_formats import ListColumn, Rows
-from xgr_engine.job.lists import Fault, Lists, as_token_ids, is_text_type, read_lists
+from xgr_engine.job.lists import Fault, Lists, as_token_ids, is_text_type, offsets_of, read_lists
 from xgr_engine.job.options import HistoryOptions
 from xgr_engine.tokens.table import SidTokenTable
 
@@ -65,7 +65,7 @@ class Resolved:
     Attributes:
         offsets: int64 [n + 1] into the arrays below.
         known: bool [e] the interaction can enter the prompt.
-        codes: int32 [e, L], -1 behind the end of a SID; of unknown interactions, whatever.
+        codes: int32 [e, L], -1 behind the end of a SID; undefined for unknown interactions.
         sid_lengths: int64 [e].
         leaves: int32 [e] leaf of the catalog, -1 when today's catalog lacks it.
         item_rows: int32 [e], for item histories only.
@@ -84,18 +84,18 @@ class Resolved:
 
     def newest(self, limit: int | None) -> tuple[IntArray, NDArray[np.int64]]:
         """Codes [k, L] of each row's last ``limit`` known interactions, oldest first, and the rows' offsets [n + 1]."""
-        known = np.concatenate([[0], np.cumsum(self.known)])
+        known = offsets_of(self.known)
         kept = self.known
         if limit:
             to_the_end = np.repeat(known[self.offsets[1:]], np.diff(self.offsets)) - known[:-1]
             kept = kept & (to_the_end <= limit)
-        places = np.concatenate([[0], np.cumsum(kept)])
+        places = offsets_of(kept)
         inside = np.arange(self.codes.shape[1]) < self.sid_lengths[kept][:, None]
         return np.where(inside, self.codes[kept], -1).astype(np.int32), places[self.offsets]
 
     def known_in_each_row(self) -> NDArray[np.int64]:
         """[n] interactions that can enter the prompt."""
-        known = np.concatenate([[0], np.cumsum(self.known)])[self.offsets]
+        known = offsets_of(self.known)[self.offsets]
         return np.diff(known)
 
 
@@ -191,8 +191,8 @@ class HistoryResolver:
         for place, sid in enumerate(sids):
             codes[place, : len(sid)] = sid
         readable = np.array([len(sid) > 0 for sid in sids], np.bool_)
-        names = pa.array(["-".join(map(str, sid)) or "tokens that are no SID" for sid in sids], pa.string())
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        names = pa.array(["-".join(map(str, sid)) or "tokens that are not a SID" for sid in sids], pa.string())
+        offsets = offsets_of(counts)
         return self._from_codes(offsets, codes, readable, names, faults)
 
     def _token_columns(self) -> Iterator[tuple[IntArray, IntArray]]:
@@ -210,14 +210,14 @@ class HistoryResolver:
         # items of a row lie back to back: its share of `size` gives its new offsets
         per_interaction = np.zeros(len(there), np.int64)
         per_interaction[there] = size
-        total = np.concatenate([[0], np.cumsum(per_interaction)])
+        total = offsets_of(per_interaction)
         return Ragged(self._vocabulary.trie.items[places].astype(np.int32), total[resolved.offsets])
 
     def denied(self, rows: Rows) -> tuple[Ragged, dict[int, Fault], int]:
-        """Items of the exclusion column; rows whose exclusions cannot be read; ids that no item has.
+        """Items of the exclusion column; rows whose exclusions cannot be read; number of ids that no item has.
 
         An id outside the catalog cannot be recommended anyway, so it is counted and otherwise ignored. A row whose
-        exclusions are broken is rejected: recommending in spite of an unreadable business rule would break it.
+        exclusions cannot be read is rejected: whatever it got might break the rule that they stand for.
         """
         name = self._options.exclude_col
         if name is None:
@@ -230,7 +230,7 @@ class HistoryResolver:
 
 
 def _compress(values: IntArray, offsets: NDArray[np.int64], keep: NDArray[np.bool_]) -> Ragged:
-    before = np.concatenate([[0], np.cumsum(keep)])
+    before = offsets_of(keep)
     return Ragged(values[keep].astype(np.int32), before[offsets])
 
 

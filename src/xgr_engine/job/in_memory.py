@@ -58,7 +58,7 @@ def matches(match: Mapping[str, Sequence[Any]] | None) -> tuple[Match, ...]:
         return ()
     if not isinstance(match, Mapping):
         raise UsageError(
-            f"match is a {type(match).__name__}, not a mapping from attributes to one value a user",
+            f"match is a {type(match).__name__}, not a mapping from attributes to one value per user",
             hint='for example match={"country": ["AT", "DE"]} for two users',
         )
     return tuple(Match(str(attribute), f"match[{attribute!r}]") for attribute in match)
@@ -123,7 +123,7 @@ def _check_sequence(name: str, given: Any) -> None:
     if isinstance(given, str | bytes | Mapping) or not usable:
         raise UsageError(
             f"{name} is {'None' if given is None else f'a {type(given).__name__}'}, not a sequence",
-            hint=f"give a list; a generator as list({name})",
+            hint=f"give a list; for a generator, list({name})",
         )
 
 
@@ -131,13 +131,13 @@ def _cells(name: str, given: Any, *, texts: bool) -> list[Any]:
     cells = []
     for number, cell in enumerate(given):
         if isinstance(cell, str | bytes) and not (texts and isinstance(cell, str)):
-            hint = 'give one list of ids a user; a ready prompt is text with history_format="prompt"'
+            hint = 'give one list of ids per user; a ready prompt is text with history_format="prompt"'
             raise UsageError(f"{name}[{number}] is text, not a list", hint=hint)
         try:
             cells.append(_texts_checked(f"{name}[{number}]", cell if isinstance(cell, str) else _plain(cell)))
         except TypeError:
             raise UsageError(
-                f"{name}[{number}] is a {type(cell).__name__}, not a list", hint="give one list of ids a user"
+                f"{name}[{number}] is a {type(cell).__name__}, not a list", hint="give one list of ids per user"
             ) from None
     return cells
 
@@ -154,7 +154,7 @@ def _texts_checked(name: str, cell: Any) -> Any:
                 value.encode()
             except UnicodeEncodeError:
                 raise UsageError(
-                    f"{name}: {value[:60]!a} is no valid text", why="half of a surrogate pair is no character"
+                    f"{name}: {value[:60]!a} is not valid text", why="half of a surrogate pair is not a character"
                 ) from None
     return cell
 

@@ -63,9 +63,9 @@ def concat_rows(pieces: list[Rows]) -> Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """What to read: ``copied`` go to the output as they are (None: every column), ``lists`` are interpreted.
+    """What to read: ``copied`` columns go to the output as they are (None: every column), ``lists`` are interpreted.
 
-    The latter are the lists of a row, and the columns of ``--match``.
+    The latter are the columns with lists of ids, and those of ``--match``.
     """
 
     copied: tuple[str, ...] | None
@@ -134,7 +134,7 @@ def parquet_batches(
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """View types, inside others too, as the plain types of the same values: Arrow cannot pick rows of views."""
+    """View types, nested ones too, replaced by the plain types of the same values: Arrow cannot take rows of views."""
     types = pa.types
     if types.is_string_view(kind):
         return pa.large_string()
@@ -213,7 +213,7 @@ class CsvFormat(_Format):
 
 
 class JsonLinesFormat(_Format):
-    """One object a line; a key that a line lacks is null. Blank lines are skipped and count no row."""
+    """One object per line; a key that a line lacks is null. Blank lines are skipped and do not count as rows."""
 
     def describe(self, path: InputPath, columns: Columns) -> Description:
         present: dict[str, pa.DataType] = {}
@@ -230,13 +230,13 @@ class JsonLinesFormat(_Format):
 
     def _widen(self, path: InputPath, name: str, known: pa.DataType, cells: list[Any]) -> pa.DataType:
         try:
-            # pa.array and not pa.infer_type, which is content with [1, "a"]
+            # pa.array and not pa.infer_type, which accepts [1, "a"]
             fields = [pa.schema([(name, kind)]) for kind in (known, pa.array(cells).type)]
             return pa.unify_schemas(fields, promote_options="permissive").field(0).type
         except (pa.ArrowException, OverflowError) as error:
             raise HistoryError(
                 f"{path}: column {name!r} mixes types: {error}",
-                hint="a column that is taken over as it is needs one type: clean it, or leave it out of --keep",
+                hint="a copied column needs one type: clean it, or leave it out of --keep",
             ) from error
 
     def _objects(self, path: InputPath, start: int) -> Iterator[list[dict[str, Any]]]:
@@ -280,12 +280,12 @@ def _parse_line(path: InputPath, number: int, line: bytes) -> dict[str, Any]:
     try:
         # utf-8-sig: some writers put a byte order mark before the first line.
         entry = json.loads(line.decode("utf-8-sig"))
-        if b"\\ud" in line.lower():  # pairs are characters, halves are not, and no output could hold them
+        if b"\\ud" in line.lower():  # a surrogate pair is a character; half of one is not, and no output could hold it
             json.dumps(entry, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise HistoryError(f"{path}: line {number} is not JSON: {error}") from error
     if not isinstance(entry, dict):
-        raise HistoryError(f"{path}: line {number} is not a JSON object", hint='write one {"user_id": ...} a line')
+        raise HistoryError(f"{path}: line {number} is not a JSON object", hint='write one {"user_id": ...} per line')
     return entry
 
 

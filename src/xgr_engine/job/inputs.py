@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from xgr_engine.catalog.arrow_types import is_text
 from xgr_engine.errors import HistoryError, UnreadableRowsError
 from xgr_engine.job.filesystems import InputPath, is_remote, list_remote
 from xgr_engine.job.filter_options import parse_matches
@@ -185,7 +186,7 @@ def detect_format(path: InputPath) -> str:
         if file.read(4) == b"PAR1":
             return "parquet"
     raise HistoryError(
-        f"{path}: neither Parquet, CSV nor JSON Lines by its name",
+        f"{path}: its name says neither Parquet, CSV nor JSON Lines",
         hint="rename it to .parquet, .csv, .jsonl or .ndjson, or name the wanted files with a glob",
     )
 
@@ -230,14 +231,14 @@ def open_inputs(options: HistoryOptions) -> Inputs:
 
 
 def _with_partition_columns(schema: pa.Schema, partition: Partition, columns: Columns) -> pa.Schema:
-    """The copied columns of a file: those it holds, and those of its directories, in the order asked for."""
+    """The copied columns of a file: those it holds and those of its directories' names, in the order asked for."""
     fields = {field.name: field for field in schema} | {field.name: field for field in fields_of(partition)}
     wanted = [name for name in columns.copied or () if name in fields]
     return pa.schema([fields[name] for name in dict.fromkeys((*wanted, *fields))])
 
 
 def _common_schema(first: pa.Schema, other: pa.Schema, files: list[InputFile]) -> pa.Schema:
-    """One type a copied column over all files: equal, or both text, or null on one side."""
+    """One type per copied column over all files: equal, or both text, or null on one side."""
     fields = []
     if set(first.names) != set(other.names):
         odd = sorted(set(first.names) ^ set(other.names))[0]
@@ -251,23 +252,19 @@ def _common_schema(first: pa.Schema, other: pa.Schema, files: list[InputFile]) -
             fields.append(mine)
         elif pa.types.is_null(mine.type):
             fields.append(theirs)
-        elif _is_text(mine.type) and _is_text(theirs.type):
+        elif is_text(mine.type) and is_text(theirs.type):
             fields.append(mine if pa.types.is_large_string(mine.type) else pa.field(mine.name, pa.large_string()))
         else:
             raise HistoryError(
                 f"column {mine.name!r} is {mine.type} in {files[0].path} and {theirs.type} in {files[-1].path}",
-                why="a column that is taken over as it is has one type",
+                why="a copied column has one type",
                 hint="write the files with one type, or run them as separate jobs",
             )
     return pa.schema(fields)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 class RowReader:
-    """Hands out row ranges of the inputs; cheap when asked for in order."""
+    """Reads row ranges of the inputs; cheap if they are asked for in order."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -322,7 +319,7 @@ class RowReader:
         try:
             status = source.path.stat()
         except OSError as error:
-            raise HistoryError(f"{source.path}: gone during the run: {error}") from error
+            raise HistoryError(f"{source.path} disappeared during the run: {error}") from error
         if (status.st_size, status.st_mtime_ns) != source.stamp:
             raise self._changed(source)
 
@@ -330,7 +327,7 @@ class RowReader:
         self._file = -1
         return HistoryError(
             f"{source.path} changed during the run",
-            why="its size, time or rows are not those found when the run began",
+            why="its size, modification time or rows differ from when the run began",
             hint="give the job a copy that nobody writes to",
         )
 

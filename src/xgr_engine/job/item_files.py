@@ -1,4 +1,4 @@
-"""``--allow-items`` and ``--deny-items``: files of item ids, as text with one id a line, Parquet or CSV."""
+"""``--allow-items`` and ``--deny-items``: files of item ids, as text with one id per line, Parquet or CSV."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary:
 
     Raises:
         InputError: a file is missing, unreadable, without the column, or holds no id at all: an empty list of allowed
-            items is more often a failed export than a wish.
+            items is more often a failed export than intended.
     """
     digest = hashlib.sha256()
     ids: list[pa.Array] = []
@@ -68,8 +68,8 @@ def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary:
         if len(found) == 0:
             raise InputError(
                 f"{option} {path}: the file names no item",
-                why="an empty file is more often a failed export than a wish",
-                hint=f"leave {option} out to have no such filter",
+                why="an empty file is more often a failed export than intended",
+                hint=f"leave {option} out for no such filter",
             )
         ids.append(found)
     return ItemList.of(pa.concat_arrays(ids), digest.hexdigest(), vocabulary)
@@ -87,7 +87,7 @@ def _ids(option: str, path: Path, content: bytes, column: str, vocabulary: Vocab
     """Ids without nulls, in the order of the file."""
     suffix = path.suffix.lower()
     if suffix in _JSON:
-        raise InputError(f"{option} {path}: is JSON", hint="give text with one id a line, CSV or Parquet")
+        raise InputError(f"{option} {path}: is JSON", hint="give text with one id per line, CSV or Parquet")
     try:
         if content[:4] == b"PAR1":
             return _table_column(option, path, pq.read_table(io.BytesIO(content)), column)
@@ -123,7 +123,7 @@ def _check_header(option: str, path: Path, table: pa.Table | None, column: str, 
     if (vocabulary.rows_of(pa.array(table.column_names, pa.large_string())) >= 0).any():
         raise InputError(
             f"{option} {path}: the first line is the item {table.column_names[0]}, not the name of a column",
-            hint=f"begin the file with the line {column}, or call it .txt: text with one id a line",
+            hint=f"begin the file with the line {column}, or call it .txt: text with one id per line",
         )
 
 

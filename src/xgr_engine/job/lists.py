@@ -1,8 +1,8 @@
-"""List columns in every shape that writers leave them in -> one ragged form, with a verdict on each row.
+"""List columns in every form that writers produce -> one ragged form, with a verdict on each row.
 
 One policy for broken cells: a row whose list holds a null, a NaN or a number that is not whole is rejected
-(``null-in-list``, ``not-integral``), and so is a text that is no list (``bad-list-text``). A null cell and an empty
-list are an empty list. A *column* of the wrong type fails the run, since no row of it can be right.
+(``null-in-list``, ``not-integral``), and so is text that is not a list (``bad-list-text``). A null cell counts as an
+empty list. A *column* of the wrong type fails the run, since no row of it can be right.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class Lists:
         return np.diff(self.offsets)
 
 
+def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """[n + 1] where each of n lists that lie back to back begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
 def is_text_type(kind: pa.DataType) -> bool:
     """string, large_string, string_view, and a dictionary of these."""
     return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
@@ -67,7 +72,7 @@ def read_lists(column: ListColumn, name: str, list_text: str | None) -> Lists:
         list_text: ``json`` or ``python`` when lists may be stored as text.
 
     Raises:
-        HistoryError: a type that holds no lists of ids, or text without ``list_text``.
+        HistoryError: a type that cannot hold lists of ids, or text without ``list_text``.
     """
     if isinstance(column, list):
         return _from_objects(column, name, list_text)
@@ -78,7 +83,7 @@ def read_lists(column: ListColumn, name: str, list_text: str | None) -> Lists:
     if not is_list(column.type):
         raise HistoryError(
             f"column {name!r} is {column.type}, not a list",
-            hint="give one list of ids a user; see docs/recommend.md, 'Histories'",
+            hint="give one list of ids per user; see docs/recommend.md, 'Histories'",
         )
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return _checked(column.flatten(), lengths, name, {})
@@ -89,25 +94,25 @@ def _plain_text(column: pa.Array) -> pa.Array:
 
 
 def _checked(values: pa.Array, lengths: NDArray[np.int64], name: str, faults: dict[int, Fault]) -> Lists:
-    """Takes the rows with bad elements out."""
+    """Empties the rows with bad elements, and adds them to ``faults``."""
     values, bad = _clean_elements(values, name)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = offsets_of(lengths)
     null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else np.zeros(len(values), np.bool_)
     if null.any() or bad.any():
         owner = np.repeat(np.arange(len(lengths)), lengths)
         for row in np.unique(owner[bad]):
-            faults[int(row)] = ("not-integral", f"{name} holds a number that is not a whole number or too large")
+            faults[int(row)] = ("not-integral", f"{name} holds a number that is not whole, or too large")
         for row in np.unique(owner[null]):
             faults[int(row)] = ("null-in-list", f"{name} holds a null or NaN")
         faulty = np.zeros(len(lengths), np.bool_)
         faulty[list(faults)] = True
         values = values.filter(pa.array(~faulty[owner]))
-        offsets = np.concatenate([[0], np.cumsum(np.where(faulty, 0, lengths))]).astype(np.int64)
+        offsets = offsets_of(np.where(faulty, 0, lengths))
     return Lists(values, offsets, faults)
 
 
 def _clean_elements(values: pa.Array, name: str) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Elements as integers, text or binary (NaN becomes null), and which of them are no whole numbers."""
+    """Elements as integers, text or binary (NaN becomes null), and which of them are numbers that are not whole."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     kind = values.type
@@ -128,7 +133,7 @@ def _clean_elements(values: pa.Array, name: str) -> tuple[pa.Array, NDArray[np.b
         texts = canonical(values)
         return texts, ~pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]+$"), True).to_numpy(zero_copy_only=False)
     raise HistoryError(
-        f"column {name!r} holds lists of {kind}, which are no ids",
+        f"column {name!r} holds lists of {kind}, which cannot be ids",
         hint="give lists of integers or of text; see docs/recommend.md, 'Histories'",
     )
 
@@ -156,7 +161,7 @@ def _from_objects(cells: Sequence[Any], name: str, list_text: str | None) -> Lis
             continue
         lengths[row] = len(elements)
         flat.extend(elements)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = offsets_of(lengths)
     return Lists(_id_array(flat), offsets, faults)
 
 
@@ -189,10 +194,10 @@ def _hint_for(text: str) -> str:
         return "add --list-text json for [1, 2] or [\"a\", \"b\"], --list-text python for ['a', 'b']"
     if "<" in text and ">" in text:
         return (
-            "cut the text into a list with one text a semantic ID: a list column, "
+            "split the text into a list with one text per semantic ID: a list column, "
             'or ["<a_1><b_2>", "<a_3><b_4>"] with --list-text json; ready prompts need --history-format prompt'
         )
-    return 'cut the text into a list: a list column, or [1, 2] or ["a", "b"] with --list-text json'
+    return 'split the text into a list: a list column, or [1, 2] or ["a", "b"] with --list-text json'
 
 
 def _elements(cell: Any) -> list[int | str]:
@@ -209,7 +214,7 @@ def _element(value: Any) -> int | str:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, bool):
-        raise _BadCell("not-integral", f"{value} is no id")
+        raise _BadCell("not-integral", f"{value} is not an id")
     if isinstance(value, int | np.integer):
         return int(value)
     if value is None or (isinstance(value, float) and np.isnan(value)):
@@ -263,16 +268,16 @@ def read_prompts(column: ListColumn, name: str, list_text: str | None) -> ReadyP
 
 
 def as_token_ids(lists: Lists, name: str) -> tuple[NDArray[np.int64], dict[int, Fault]]:
-    """The flat values as integers (-1 where a text is no number), and the faults with such rows added."""
+    """The flat values as integers (-1 for text that is not a number), and the faults with such rows added."""
     faults = dict(lists.faults)
     if pa.types.is_integer(lists.values.type):
         numbers = lists.values.to_numpy(zero_copy_only=False)
-        if numbers.dtype == np.uint64:  # above int64 is no token id either
+        if numbers.dtype == np.uint64:  # what does not fit an int64 is not a token id either
             numbers = np.minimum(numbers, np.uint64(2**62))
         return numbers.astype(np.int64), faults
     texts = lists.values.cast(pa.large_string()).to_pylist()
     tokens = np.array([int(text) if text.isdecimal() and len(text) < 10 else -1 for text in texts], np.int64)
     owner = np.repeat(np.arange(len(lists)), lists.lengths)
     for row in np.unique(owner[tokens < 0]):
-        faults[int(row)] = ("bad-token", f"{name} holds a text that is no token id")
+        faults[int(row)] = ("bad-token", f"{name} holds text that is not a token id")
     return tokens, faults

@@ -20,7 +20,7 @@ from pathlib import Path
 from xgr_engine.errors import OutputLockedError
 
 _POLL_SECONDS = 0.2
-# flock says so where a file system knows no locks (some network and FUSE mounts).
+# What flock says on a file system without locks (some network and FUSE mounts).
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -36,17 +36,17 @@ def hold(
 
     Args:
         wait: seconds to wait for the run that holds it.
-        note: told once that there is something to wait for, or that this file system has no locks.
+        note: called once if there is something to wait for, or if this file system has no locks.
         check: called while waiting; may raise.
 
     Raises:
-        OutputLockedError: another run holds it, and goes on holding it.
+        OutputLockedError: another run holds it, and still does when the wait is over.
     """
     handle = _acquire(path, wait, note, check)
     try:
         yield
     finally:
-        # Removed while it is held: who opened it before sees that it is no longer the file at this path.
+        # Removed while it is held: whoever opened it before notices that it is no longer the file at this path.
         with suppress(OSError):
             path.unlink()
         os.close(handle)
@@ -86,7 +86,7 @@ def _try_lock(handle: int, note: Callable[[str], None]) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        note("this file system has no locks: take care that only one run writes this output")
+        note("this file system has no locks: make sure that only one run writes this output")
     return True
 
 

@@ -92,7 +92,7 @@ def _short(value: Any) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The machine and versions of what ran, without importing any of it; the engine's record names the device."""
+    """The machine, and the versions of packages without importing them; the engine's record names the device."""
     facts = asdict(machine())
     del facts["gpus"]  # asking the driver takes seconds where it is in trouble
     return {"host": platform.node(), **facts}
@@ -104,7 +104,7 @@ def write_manifest(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest, or None where there is none of xgr's.
+    """The manifest; None if there is none, or one that is not xgr's.
 
     Raises:
         InputError: one of a later xgr.

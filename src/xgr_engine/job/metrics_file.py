@@ -24,7 +24,7 @@ _QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
 
 def exit_code_of(error: BaseException | None) -> int:
-    """The exit code that a run ending so has."""
+    """The exit code of a run that ends with this error, or without one."""
     if error is None:
         return 0
     if isinstance(error, XgrError | Stopped):
@@ -98,7 +98,7 @@ def metrics_text(
         last_success = _finished(record) or now
     gauge("xgr_last_run_exit_code", "Exit code of the last run.", ({}, exit_code))
     gauge("xgr_last_run_timestamp_seconds", "When the last run ended.", ({}, float(round(now, 3))))
-    gauge(_LAST_SUCCESS, "When the output of the last good run was complete.", ({}, last_success))
+    gauge(_LAST_SUCCESS, "When the output of the last successful run was complete.", ({}, last_success))
     _counts(gauge, record)
     _timings(gauge, record)
     return "\n".join(lines) + "\n"
@@ -120,13 +120,13 @@ def _counts(gauge: _Gauge, record: Mapping[str, Any]) -> None:
     reasons = counts.get("rejects_by_reason", {})
     gauge("xgr_rejects", "Rejected rows by reason.", *(({"reason": key}, value) for key, value in reasons.items()))
     unknown = counts.get("unknown_items", 0) if counts else None
-    gauge("xgr_unknown_items", "Ids in histories that the catalog lacks.", ({}, unknown))
+    gauge("xgr_unknown_items", "Ids in histories that are not in the catalog.", ({}, unknown))
     gauge("xgr_users", "Users with a list.", ({}, audit.get("users")))
     gauge("xgr_items", "Recommendations written.", ({}, audit.get("items")))
     gauge("xgr_short_users", "Users with fewer than K items.", ({}, audit.get("short")))
     faults = ("invalid", "duplicate", "seen", "excluded", "filtered", "over_cap", "misordered", "misplaced")
     found = [({"fault": key}, audit[key]) for key in faults if type(audit.get(key)) is int]
-    gauge("xgr_audit_faults", "Written rows that break a promise, by kind.", *found)
+    gauge("xgr_audit_faults", "Faults that the audit found in the written rows, by kind.", *found)
 
 
 def _timings(gauge: _Gauge, record: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ def _timings(gauge: _Gauge, record: Mapping[str, Any]) -> None:
     memory = record.get("memory") or {}
     gauge(
         "xgr_memory_peak_bytes",
-        "Largest memory of the process and of the device.",
+        "Peak memory of the process and of the device.",
         ({"where": "host"}, memory.get("host_peak_bytes")),
         ({"where": "device"}, memory.get("device_peak_bytes")),
     )

@@ -108,13 +108,13 @@ class HistoryOptions:
         if self.max_history is not None:
             raise UsageError(
                 "--max-history cannot cut ready prompts",
-                why="where an item begins inside a ready prompt is not known",
-                hint="cut the prompts when they are made, or give histories as items, sids or tokens",
+                why="it is not known where an item begins inside a ready prompt",
+                hint="shorten the prompts when they are made, or give histories as items, sids or tokens",
             )
         if self.on_empty == "template":
             raise UsageError(
-                "--on-empty template has no template for ready prompts",
-                hint="use --on-empty reject, or write the prompt",
+                "--on-empty template does not work with ready prompts, which have no template",
+                hint="use --on-empty reject, or write those prompts",
             )
 
 
@@ -127,7 +127,7 @@ class OperationOptions:
         wait: seconds to wait for another run that holds the output; 0 gives up at once.
         metrics_file: Prometheus textfile written when the run ends, however it ends.
         cache_dir: where compiled kernels are kept.
-        trace: file for what every thread and lane did when, in the Chrome trace format.
+        trace: file for a timeline of every thread and lane, in the Chrome trace format.
     """
 
     grace: float = 20.0
@@ -144,13 +144,13 @@ class OperationOptions:
 
 @dataclass(frozen=True)
 class RecommendOptions:
-    """Everything that ``xgr recommend`` is told.
+    """All options of ``xgr recommend``.
 
     Attributes:
         item_cols: catalog columns written beside each recommended item.
-        layout: ``nested`` (one row a user) or ``long`` (one row a recommendation).
-        shard_rows: users a part file.
-        partition_by: columns in the names of the input's directories by which the output is divided likewise.
+        layout: ``nested`` (one row per user) or ``long`` (one row per recommendation).
+        shard_rows: users per part file.
+        partition_by: columns in the names of the input's directories by which the output is split as well.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads of the computation; None leaves torch's choice.
         max_memory: bytes that the computation may plan for (model weights not counted); None: from free memory.
@@ -190,7 +190,7 @@ class RecommendOptions:
         max_rejects_of(self.max_rejects, 0)
         taken = {"item_id", "score", "sid"}
         if clash := sorted(taken.intersection(self.item_cols)):
-            raise UsageError(f"--item-cols {clash[0]}: this name is taken by the output itself")
+            raise UsageError(f"--item-cols {clash[0]}: the output itself uses this name")
 
 
 def max_rejects_of(text: str, rows: int) -> int:

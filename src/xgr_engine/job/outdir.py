@@ -82,16 +82,16 @@ class OutDir:
         if not self.root.is_dir():
             raise OutputExistsError(f"--out {self.root} is a file", hint="name a directory")
         manifest = read_manifest(self.manifest)
-        if manifest is None and self._is_known_by_rest():
+        if manifest is None and self._is_ours_without_manifest():
             raise OutputExistsError(
                 f"--out {self.root}: {self.manifest} is damaged",
-                why="xgr wrote this output, but of which run it is cannot be told any more",
-                hint="compute it again with --fresh, put a good copy of the manifest back, or name another directory",
+                why="xgr wrote this output, but it can no longer tell for which run",
+                hint="compute it again with --fresh, restore a good copy of the manifest, or name another directory",
             )
         if manifest is None and any(self._foreign()):
             raise OutputExistsError(
                 f"--out {self.root} is not empty, and xgr did not write it",
-                hint="name another directory; --fresh never removes files of others",
+                hint="name another directory; --fresh never removes files that xgr did not write",
             )
         return manifest
 
@@ -112,7 +112,7 @@ class OutDir:
             )
 
     def clear(self) -> None:
-        """Removes what xgr wrote but the lock, ``_SUCCESS`` first and the manifest last.
+        """Removes what xgr wrote except the lock, ``_SUCCESS`` first and the manifest last.
 
         Raises:
             OutputExistsError: see :meth:`check_can_clear`.
@@ -149,7 +149,7 @@ class OutDir:
         return sorted(found, key=lambda path: -len(path.parts))
 
     def _foreign(self) -> Iterator[str]:
-        ours = read_manifest(self.manifest) is not None or self._is_known_by_rest()
+        ours = read_manifest(self.manifest) is not None or self._is_ours_without_manifest()
         for path in sorted(self.root.iterdir()):
             if path.is_symlink():
                 yield path.name
@@ -171,7 +171,7 @@ class OutDir:
                 yield str(path.relative_to(self.root))
 
     def _foreign_state(self, folder: Path, ours: bool) -> Iterator[str]:
-        """Without a manifest only what a run has before it writes one is ours."""
+        """In ``_xgr``. Without a manifest, only what a run writes before its manifest is ours."""
         for path in sorted(folder.iterdir()):
             if path == self.shards and path.is_dir() and not path.is_symlink():
                 inside = (entry for entry in sorted(path.iterdir()) if not (ours and self._is_state_file(entry)))
@@ -181,8 +181,8 @@ class OutDir:
             elif not (ours and path in (self.manifest, self.rejects)) or not path.is_file():
                 yield f"_xgr/{path.name}"
 
-    def _is_known_by_rest(self) -> bool:
-        """Whether the manifest is damaged, and what lies beside it shows that xgr wrote here all the same."""
+    def _is_ours_without_manifest(self) -> bool:
+        """Whether the manifest is damaged, but the files beside it show that xgr wrote here."""
         parts = (path for path in self.root.rglob("part-*.parquet") if "_xgr" not in path.parts)
         return is_damaged(self.manifest) and (self.lock.is_file() or any(self._is_ours(path) for path in parts))
 
@@ -205,7 +205,7 @@ class OutDir:
         """The directories that a run writes into."""
         self.shards.mkdir(parents=True, exist_ok=True)
         for made in (self.shards.parent, self.root, self.root.parent):
-            sync(made)  # or a power loss takes the directories with all that is in them
+            sync(made)  # otherwise a power loss may take the directories with everything in them
         for folder in sorted({shard.folder for shard in shards if shard.folder}):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
             for made in (self.root / folder).relative_to(self.root).parents:
@@ -277,7 +277,7 @@ def check_apart(out: Path, inputs: Sequence[Path], directories: Mapping[str, Pat
 
 
 def check_out_of_reach(out: Path, patterns: Sequence[str], files: Sequence[Path]) -> None:
-    """Guards against an output that a pattern of ``--in`` would find once it is there: no run could go on with it.
+    """Guards against an output that a pattern of ``--in`` would find once it is there: no run could resume it.
 
     Args:
         files: what the patterns find now.

@@ -1,10 +1,10 @@
-"""What a part file and the rejects hold, as Arrow tables. docs/recommend.md tells users of it.
+"""What a part file and the rejects file hold, as Arrow tables. docs/recommend.md describes it for users.
 
-``nested`` (default), one row an input row, in input order::
+``nested`` (default), one row per input row, in input order::
 
     <user column> <kept columns>  items: list<struct<item_id, score: float, sid: list<int32>, ...>>  short: bool
 
-``long``, one row a recommendation, rejected users absent::
+``long``, one row per recommendation, rejected users absent::
 
     row: int64  <user column> <kept columns>  rank: int32  item_id  score: float  sid: list<int32>  ...  short: bool
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import UsageError
+from xgr_engine.job.lists import offsets_of
 from xgr_engine.job.prompts import Prepared, Reject
 from xgr_engine.xschedule.results import Ranked
 
@@ -63,14 +64,14 @@ class ItemColumns:
     def arrays(self, item_rows: NDArray[np.int32], scores: NDArray[np.float32]) -> Any:
         """Names and arrays for recommended items, in the order of the output's struct.
 
-        Leaves come from the rows: the search numbers those of a filtered catalog in its own way.
+        Leaves are looked up by row: the search of a filtered catalog numbers its leaves differently.
         """
         taken = pa.array(item_rows)
         leaves = self.leaf_of_row[item_rows]
         lengths = self.sid_lengths[leaves]
         codes = self.sids[leaves]
         there = np.arange(codes.shape[1]) < lengths[:, None]
-        sid_offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        sid_offsets = pa.array(offsets_of(lengths).astype(np.int32))
         arrays = [
             _one_chunk(self.item_ids).take(taken),
             pa.array(scores),
@@ -92,7 +93,7 @@ def check_column_names(copied: Sequence[str], layout: str, item_cols: Sequence[s
         UsageError: a copied input column, or a catalog column, has a name that the output needs.
     """
     if layout == "long" and (clash := sorted({"row", "rank", "short"}.intersection(item_cols))):
-        raise UsageError(f"--item-cols {clash[0]}: with --layout long this name is taken by the output itself")
+        raise UsageError(f"--item-cols {clash[0]}: with --layout long the output itself uses this name")
     taken = NESTED_COLUMNS if layout == "nested" else (*LONG_COLUMNS, *item_cols)
     for name in copied:
         if name in taken:
@@ -103,7 +104,7 @@ def check_column_names(copied: Sequence[str], layout: str, item_cols: Sequence[s
 
 
 def nested_table(copied: pa.Table, prepared: Prepared, ranked: Ranked, columns: ItemColumns) -> pa.Table:
-    """One row an input row; ``items`` and ``short`` are null where the row was rejected."""
+    """One row per input row; ``items`` and ``short`` are null where the row was rejected."""
     counts = np.zeros(prepared.length, np.int64)
     has_items = np.zeros(prepared.length, np.bool_)
     short = np.zeros(prepared.length, np.bool_)
@@ -113,7 +114,7 @@ def nested_table(copied: pa.Table, prepared: Prepared, ranked: Ranked, columns: 
     has_items[live[list(ranked.failed)]] = False
     short[live] = ranked.short
     names, arrays = columns.arrays(ranked.item_rows, ranked.scores)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    offsets = offsets_of(counts).astype(np.int32)
     items = pa.ListArray.from_arrays(
         pa.array(offsets), pa.StructArray.from_arrays(arrays, names=names), mask=pa.array(~has_items)
     )
@@ -121,7 +122,7 @@ def nested_table(copied: pa.Table, prepared: Prepared, ranked: Ranked, columns: 
 
 
 def long_table(copied: pa.Table, prepared: Prepared, ranked: Ranked, columns: ItemColumns, first_row: int) -> pa.Table:
-    """One row a recommendation."""
+    """One row per recommendation."""
     counts = np.diff(ranked.offsets)
     live = np.asarray(prepared.live, np.int64)
     owner = np.repeat(live, counts)
@@ -140,7 +141,7 @@ def long_table(copied: pa.Table, prepared: Prepared, ranked: Ranked, columns: It
 
 
 def all_rejects(prepared: Prepared, ranked: Ranked) -> list[Reject]:
-    """Rows set aside before and during the computation, ascending."""
+    """Rows rejected before and during the computation, ascending."""
     failed = [Reject(prepared.live[prompt], *fault) for prompt, fault in ranked.failed.items()]
     return sorted([*prepared.rejects, *failed], key=lambda reject: reject.row)
 

@@ -1,7 +1,7 @@
 """Directories partitioned by column values, ``dt=2026-11-29/country=AT/part.parquet``: values of columns that the
 files themselves do not hold, read from the names of directories and written into them.
 
-A value is text, never guessed to be a number or a date: hour ``05`` stays ``05``, as a CSV cell does. Names are
+A value is text, never taken for a number or a date: hour ``05`` stays ``05``, as a CSV cell does. Names are
 percent-encoded as Hive, Spark, Arrow and polars write them; ``__HIVE_DEFAULT_PARTITION__`` is null.
 """
 
@@ -24,7 +24,7 @@ Partition = tuple[tuple[str, str | None], ...]
 
 
 def partition_of(folders: Iterable[str]) -> Partition:
-    """The columns in the names of directories; other names are passed over.
+    """The columns in the names of directories; other names are skipped.
 
     Raises:
         HistoryError: two directories of one path name the same column.
@@ -55,7 +55,7 @@ def folder_of(partition: Partition) -> str:
 
 
 def without(columns: Columns, partition: Partition) -> Columns:
-    """The columns that the file itself must have. The directory's word counts where both have one."""
+    """The columns that the file itself must have: where a directory names the same column, its value counts."""
     names = {name for name, _ in partition}
     copied = None if columns.copied is None else tuple(name for name in columns.copied if name not in names)
     return Columns(copied, tuple(name for name in columns.lists if name not in names))
@@ -72,14 +72,14 @@ def with_partition(rows: Rows, partition: Partition, columns: Columns, schema: p
     values = {name: pa.repeat(pa.scalar(value, pa.string()), rows.length) for name, value in partition}
     table = dict(zip(rows.table.column_names, rows.table.columns, strict=True)) | values
     lists: dict[str, ListColumn] = rows.lists | {name: values[name] for name in columns.lists if name in values}
-    # made of columns: a table without any does not know how many rows it has
+    # the row count is passed separately: a table without columns does not know it
     return Rows(pa.table({name: table[name] for name in schema.names}, schema=schema), lists, rows.length)
 
 
 def check_partition_by(names: tuple[str, ...], partitions: Iterable[Partition], user_col: str) -> None:
     """
     Raises:
-        UsageError: ``--partition-by`` names something else than columns in the names of the input's directories.
+        UsageError: ``--partition-by`` names a column that is not in the names of the input's directories.
     """
     for name in names:
         if name == user_col:
@@ -88,8 +88,8 @@ def check_partition_by(names: tuple[str, ...], partitions: Iterable[Partition], 
             if name not in dict(partition):
                 known = ", ".join(dict(partition)) or "none"
                 raise UsageError(
-                    f"--partition-by {name}: no partition column of the input",
-                    why="a part file holds rows of one input file, so the column must be one of the names of "
+                    f"--partition-by {name}: not a partition column of the input",
+                    why="a part file holds rows of one input file, so the column must be in the names of "
                     f"the input's directories, such as {name}=...; they name: {known}",
                     hint="partition the input by it, or leave the column in the files with --keep",
                 )

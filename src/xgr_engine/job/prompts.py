@@ -1,4 +1,4 @@
-"""A shard's rows -> prompts and exclusion sets for the search, and the rows that are set aside, each with its reason.
+"""A shard's rows -> prompts and exclusion sets for the search, and the rejected rows, each with its reason.
 
 Reason codes are stable: scripts may look for them in ``_xgr/rejects.parquet``.
 
@@ -6,7 +6,7 @@ Reason codes are stable: scripts may look for them in ``_xgr/rejects.parquet``.
 ``empty-history``      no known item in the history (``--on-empty reject``), or no ready prompt
 ``unknown-item``       an id outside the catalog (``--on-unknown reject``)
 ``null-in-list``       a null or NaN inside a list
-``not-integral``       a number that is no whole number inside a list
+``not-integral``       a number that is not whole inside a list
 ``bad-list-text``      ``--list-text`` could not parse the cell
 ``bad-token``          a token id outside the model's vocabulary, or a text where token ids are expected
 ``bad-prompt``         a ready prompt that the model's tokenizer cannot turn into tokens
@@ -29,7 +29,7 @@ from xgr_engine.errors import HistoryError
 from xgr_engine.job.filters import Matcher
 from xgr_engine.job.histories import HistoryResolver, Ragged, Resolved, no_items, sorted_union
 from xgr_engine.job.input_formats import Rows
-from xgr_engine.job.lists import read_prompts
+from xgr_engine.job.lists import offsets_of, read_prompts
 from xgr_engine.job.options import HistoryOptions
 from xgr_engine.options import Exclusion, UserRules
 from xgr_engine.tokens.prompt import PromptRenderer
@@ -71,10 +71,10 @@ class PromptMaker:
 
     Args:
         resolver: looks the histories up.
-        renderer: writes and tokenises the prompt. Ready prompts are measured here and not by it.
+        renderer: writes and tokenises the prompt. The length of ready prompts is checked here instead.
         options: policies for unknown ids and empty histories.
         vocab_size: rows of the model's embedding: a ready token id must lie below it.
-        max_context: tokens that the model can read, those it will generate already taken off.
+        max_context: tokens that the model can read, less those that it will generate.
         matcher: ``--match``, if it is in force.
     """
 
@@ -98,7 +98,7 @@ class PromptMaker:
         """Prompts and exclusions of consecutive rows.
 
         Args:
-            file, start: where they come from, where that is a file, and the number of the first, for messages.
+            file, start: for messages, the file they come from (if any) and the number of the first row.
 
         Raises:
             HistoryError: a column of the wrong type, or an unknown id with ``--on-unknown fail``.
@@ -153,7 +153,7 @@ class PromptMaker:
         prepared.counts["cut_items"] += int((resolved.known_in_each_row() - lengths)[live].sum())
         excluded = sorted_union(seen, denied)
         wanted = np.isin(np.repeat(np.arange(rows.length), lengths), live)
-        starts = np.concatenate([[0], np.cumsum(lengths[live])])
+        starts = offsets_of(lengths[live])
         rendered_prompts = self._renderer.render_codes(codes[wanted], starts)
         for row, rendered in zip(prepared.live, rendered_prompts, strict=True):
             prepared.counts["dropped_items"] += rendered.dropped
@@ -215,7 +215,7 @@ class PromptMaker:
         if len(tokens) == 0:
             prepared.rejects.append(Reject(row, "empty-history", "the prompt has no token"))
         elif len(tokens) > self._max_context:
-            detail = f"{len(tokens)} tokens, and the model reads {self._max_context}"
+            detail = f"{len(tokens)} tokens, but the model reads {self._max_context}"
             prepared.rejects.append(Reject(row, "prompt-too-long", detail))
         prepared.prompts.append(np.asarray(tokens, np.int32))
         prepared.excluded.append(excluded)
@@ -228,13 +228,13 @@ def make_prompt_maker(
     renderer = model.renderer()
     longest = renderer.max_tokens
     if options.history_format == "prompt":
-        # Without a bound of its own, so that too long prompts get their reason code from PromptMaker.
+        # Without a limit of its own, so that prompts that are too long get their reason code from PromptMaker.
         renderer = PromptRenderer(model.prompt, model.tokenizer_path, model.table, _NO_BOUND, reserve=0)
     return PromptMaker(resolver, renderer, options, model.spec.vocab_size, longest, matcher)
 
 
 def _first_of_each_row(rejects: list[Reject]) -> list[Reject]:
-    """One reason a row, rows ascending: the first that was found."""
+    """One reason per row, rows ascending: the first that was found."""
     first: dict[int, Reject] = {}
     for reject in rejects:
         first.setdefault(reject.row, reject)

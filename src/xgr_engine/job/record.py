@@ -1,4 +1,4 @@
-"""What the manifest says of a run, from its first to its last line."""
+"""What the manifest says about a run, from its beginning to its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from xgr_engine.errors import XgrError
 from xgr_engine.job.inputs import Inputs
@@ -16,9 +16,23 @@ from xgr_engine.job.options import RecommendOptions, flatten
 from xgr_engine.job.resume import Earlier, new_attempt, now
 from xgr_engine.job.stop import Stopped
 from xgr_engine.xschedule.results import percentiles
+from xgr_engine.xschedule.worker import Halving
 
 # What an attempt keeps of the engine's description.
 _ENGINE_FIELDS = ("device", "device_name", "dtype", "implementation", "torch")
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What a run did.
+
+    Attributes:
+        record: the manifest's content, or the plan of a dry run.
+        failure: why the exit code is not 0; raise it after the record has been shown.
+    """
+
+    record: dict[str, Any]
+    failure: XgrError | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ def first_record(subject: Subject, earlier: Earlier, argv: Sequence[str], origin
     if others := [known for known in earlier.fingerprints if known != own]:
         record["earlier_fingerprints"] = others
     if before.get("fingerprint") == own and "unreadable" in before:
-        # until the rows are read: if this attempt is killed, the next must still know what a good copy mends
+        # until the rows are read: if this attempt is killed, the next must still know what a good copy repairs
         record["unreadable"] = before["unreadable"]
     return record
 
@@ -93,18 +107,7 @@ def note_engine(record: dict[str, Any], description: Mapping[str, Any]) -> None:
     record["attempts"][-1].update({name: description[name] for name in _ENGINE_FIELDS if name in description})
 
 
-class Halved(Protocol):
-    """``xschedule.worker.Halving``: a batch that was cut in two because memory was short."""
-
-    @property
-    def users(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def detail(self) -> str: ...
-
-
-def events_of(record: Mapping[str, Any], halvings: Sequence[Halved]) -> list[dict[str, Any]]:
+def events_of(record: Mapping[str, Any], halvings: Sequence[Halving]) -> list[dict[str, Any]]:
     """What happened in this attempt that a reader of the manifest should know."""
     attempt = record["attempts"][-1]["number"]
     return [
@@ -153,7 +156,7 @@ def batch_summary(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def plan_record(subject: Subject, out: str, state: str, finished: int) -> dict[str, Any]:
-    """What ``--dry-run`` says before anything of the machine is known."""
+    """The part of ``--dry-run``'s result that does not depend on the machine."""
     return {
         "dry_run": True,
         "output": {"path": out, "state": state, "shards_finished": finished},

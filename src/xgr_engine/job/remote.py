@@ -1,12 +1,12 @@
 """An output in an object store: computed and audited in a local directory, then published.
 
-An object store knows no rename, no fsync and no lock, but the end of an upload is atomic: an object is absent, old or
+An object store has no rename, no fsync and no lock, but the end of an upload is atomic: an object is absent, old or
 whole. So the job runs against a directory of its own below ``--cache-dir``, with everything that a local output has
-(resume, lock, audit), and when it has succeeded its files are put into the store, the manifest first and ``_SUCCESS``
-last. Readers that wait for ``_SUCCESS`` never see half an output. If publishing is interrupted, the same command goes
-on from the local directory; when it is done, the directory is removed.
+(resume, lock, audit), and once it has succeeded its files are put into the store, the manifest first and ``_SUCCESS``
+last. Readers that wait for ``_SUCCESS`` never see half an output. If publishing is interrupted, the same command
+continues from the local directory, which is removed in the end.
 
-The lock holds between runs of one machine. Two machines that publish to one place at the same time are not kept apart.
+The lock works between runs on one machine. Two machines that publish to one place at the same time are not kept apart.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
-from xgr_engine.errors import InputError, OutputExistsError, OutputWriteError, UsageError, XgrError
+from xgr_engine.errors import InputError, OutputExistsError, OutputWriteError, UsageError
+from xgr_engine.files import parse_json
+from xgr_engine.job.caches import writable_home
 from xgr_engine.job.filesystems import Remote, is_remote, open_remote
 from xgr_engine.job.manifest import KIND, differences
 from xgr_engine.job.options import RecommendOptions
+from xgr_engine.job.record import JobReport
 
 _SHOWN = 5
 _BLOCK = 8 << 20
@@ -36,21 +39,9 @@ _OURS = re.compile(
 )
 
 
-class Report(Protocol):
-    """``job.run.JobReport``."""
-
-    @property
-    def record(self) -> dict[str, Any]: ...
-    @property
-    def failure(self) -> XgrError | None: ...
-
-
-Done = TypeVar("Done", bound=Report)
-
-
 @dataclass(frozen=True)
 class RemoteOutput:
-    """A prefix of an object store that holds, or shall hold, one output."""
+    """A prefix of an object store that holds, or will hold, one output."""
 
     uri: str
     place: Remote
@@ -82,7 +73,7 @@ class RemoteOutput:
         """What an earlier run published first; None where there is none of xgr's."""
         try:
             with self.place.filesystem.open_input_stream(f"{self.place.key}/_xgr/manifest.json") as stream:
-                record = json.loads(stream.read())
+                record = parse_json(stream.read())
         except (OSError, ValueError):
             return None
         return record if isinstance(record, dict) and record.get("kind") == KIND else None
@@ -100,7 +91,7 @@ class RemoteOutput:
         if damaged and not fresh:
             raise OutputExistsError(
                 f"--out {self.uri}: its _xgr/manifest.json is damaged",
-                why="of which run this output is cannot be told any more",
+                why="it is no longer known which run this output belongs to",
                 hint="compute it again with --fresh, or name another folder",
             )
         foreign = others if damaged or manifest is not None else list(names)
@@ -134,10 +125,10 @@ class RemoteOutput:
 
 def staging_of(options: RecommendOptions) -> Path:
     """The local directory in which the output of a URI is computed: the same for every run of the same command."""
-    home = Path("~").expanduser()
+    home = writable_home()
     if options.operation.cache_dir is not None:
         root = Path(options.operation.cache_dir)
-    elif home.is_dir() and os.access(home, os.W_OK):
+    elif home is not None:
         root = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "xgr"
     else:
         root = Path(tempfile.gettempdir()) / "xgr"
@@ -157,17 +148,17 @@ def staged(options: RecommendOptions) -> RecommendOptions:
     for text in options.histories.paths:
         other = text.rstrip("/") + "/"
         if is_remote(text) and (other.startswith(out) or out.startswith(other)):
-            raise UsageError(f"--out {options.out} and --in {text} lie in each other", hint="name another folder")
+            raise UsageError(f"--out {options.out} and --in {text}: one contains the other", hint="name another folder")
     return replace(options, out=str(staging_of(options)))
 
 
 def run_published(
     options: RecommendOptions,
-    run: Callable[[RecommendOptions], Done],
+    run: Callable[[RecommendOptions], JobReport],
     fields_of: Callable[[RecommendOptions], Mapping[str, Any]],
-    nothing_to_do: Callable[[dict[str, Any]], Done],
+    nothing_to_do: Callable[[dict[str, Any]], JobReport],
     check: Callable[[], None],
-) -> Done:
+) -> JobReport:
     """Runs the job in its staging directory and publishes what it made.
 
     Args:
@@ -176,8 +167,8 @@ def run_published(
         check: called between objects; may raise to stop.
 
     Raises:
-        OutputExistsError: the place holds the output of another run, or objects of others.
-        OutputWriteError: the store refused an object; the same command goes on.
+        OutputExistsError: the place holds the output of another run, or objects that xgr did not write.
+        OutputWriteError: the store refused an object; the same command continues.
     """
     output = RemoteOutput.open(options.out)
     local = staged(options)
@@ -208,14 +199,14 @@ def _check_parts(uri: str, written: Mapping[str, Mapping[str, int]], sizes: Mapp
     spoilt = sorted(name for name, stamp in written.items() if sizes.get(name) != stamp["bytes"])
     if spoilt:
         raise OutputExistsError(
-            f"--out {uri} was finished, and now {len(spoilt)} of its part files are missing or damaged: "
+            f"--out {uri} was finished, but {len(spoilt)} of its part files are now missing or damaged: "
             + ", ".join(spoilt[:_SHOWN]),
             hint="compute it again with --fresh, or name another folder",
         )
 
 
 def _publish(output: RemoteOutput, directory: Path, check: Callable[[], None]) -> dict[str, Any]:
-    """Puts a finished output into the store and compares the sizes there. What stood there before goes first."""
+    """Uploads a finished output and checks the sizes in the store. What was there before is removed first."""
     parts = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("part-*.parquet"))
     manifest = json.loads((directory / "_xgr" / "manifest.json").read_text("utf-8"))
     manifest["options"]["out"]["value"] = output.uri
@@ -229,12 +220,12 @@ def _publish(output: RemoteOutput, directory: Path, check: Callable[[], None]) -
         found = output.sizes()
         if wrong := sorted(name for name, size in sent.items() if found.get(name) != size):
             name, there = wrong[0], found.get(wrong[0], "no")
-            raise OutputWriteError(f"{output.uri}: {name} has {there} bytes in the store, {sent[name]} were sent")
+            raise OutputWriteError(f"{output.uri}: {name} has {there} bytes in the store, but {sent[name]} were sent")
         output.put("_SUCCESS", b"")
     except (OSError, pa.ArrowException) as error:
         raise OutputWriteError(
             f"{output.uri}: the store refused an object: {error}",
-            why=f"everything is computed and lies in {directory}",
-            hint="run the same command again: it only publishes",
+            why=f"everything has been computed and is in {directory}",
+            hint="run the same command again: it only has to publish",
         ) from error
     return {**manifest["published"], "bytes": sum(sent.values())}

@@ -1,6 +1,6 @@
-"""What an earlier attempt at the same run left behind, and what of it counts.
+"""What an earlier attempt at the same run left behind, and how much of it counts.
 
-A shard is finished when its state file and its part file are there; the part is written last, under its name only when
+A shard is finished when its state file and its part file are there; the part is written last, gets its name only when
 complete, and says in its metadata which fingerprint it belongs to. Everything else is computed again.
 """
 
@@ -73,10 +73,10 @@ class Earlier:
     """What an output directory holds of the run that is asked for.
 
     Attributes:
-        state: ``new``: nothing. ``done``: all of it. ``partial``: a run to go on with.
+        state: ``new``: nothing. ``done``: all of it. ``partial``: a run to resume.
         manifest: of the earlier attempt; empty for ``new``.
         finished: indexes of the shards that need not be computed.
-        fingerprints: that the parts of this run may carry: its own first.
+        fingerprints: those that the parts of this run may carry, its own first.
     """
 
     state: State
@@ -106,7 +106,7 @@ def look(out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequenc
         if not spoilt:
             return Earlier("done", manifest, frozenset(range(len(shards))), known)
         raise OutputExistsError(
-            f"--out {out.root} was finished, and now {len(spoilt)} of its part files are missing or damaged: "
+            f"--out {out.root} was finished, but {len(spoilt)} of its part files are now missing or damaged: "
             + ", ".join(path.name for path in spoilt[:_SHOWN]),
             hint="compute it again with --fresh, or name another directory",
         )
@@ -114,7 +114,7 @@ def look(out: OutDir, fields: Mapping[str, Any], inputs: Inputs, shards: Sequenc
         known = tuple(dict.fromkeys((*known, manifest["fingerprint"])))
     finished = [shard.index for shard in shards if is_finished(out.part(shard), out.sidecar(shard), known)]
     only_inputs = len(changed) == 1 and changed[0].startswith("inputs")
-    if changed and not (only_inputs and mended_inputs(manifest, inputs, shards, finished)):
+    if changed and not (only_inputs and inputs_repaired(manifest, inputs, shards, finished)):
         raise OutputExistsError(
             f"--out {out.root} holds the output of another run: {changed[0]}",
             why="; ".join(changed[1:_SHOWN]),
@@ -127,7 +127,7 @@ def is_finished(part: Path, sidecar: Path, fingerprints: Collection[str]) -> boo
     """Whether a shard's files are there, readable (the part as far as its footer goes), and of this run.
 
     Args:
-        fingerprints: of the run, and those it had before an unreadable input was mended.
+        fingerprints: of the run, and those it had before an unreadable input was repaired.
     """
     return _has_good_pages(sidecar) and is_of_run(part, fingerprints)
 
@@ -161,11 +161,11 @@ def part_stamps(out: OutDir, shards: Sequence[Shard]) -> dict[str, dict[str, int
 def _is_intact(part: Path, fingerprints: Collection[str], stamp: Mapping[str, int] | None) -> bool:
     """Whether a part of a finished run is still what was written.
 
-    Its pages are read only where size and time do not already say so: a copy is compared with its checksums, and a
-    large output that nobody touched costs no more than its footers.
+    Its pages are read only if size and time do not settle it: a copy is checked against its checksums, while a large
+    output that nobody touched costs no more than its footers.
 
     Args:
-        stamp: of :func:`part_stamps`; None: the output is of an xgr that kept none.
+        stamp: from :func:`part_stamps`; None if an older xgr wrote the output and kept none.
     """
     if not is_of_run(part, fingerprints):
         return False
@@ -187,11 +187,11 @@ def _has_good_pages(path: Path) -> bool:
     return True
 
 
-# ---- inputs that could not be read, and were mended -----------------------------------------------------------------
+# ---- inputs that could not be read, and were repaired ---------------------------------------------------------------
 
 
 def unreadable_record(inputs: Inputs, shards: Sequence[Shard], failed: Mapping[int, str]) -> list[dict[str, Any]]:
-    """What the manifest keeps of shards that could not be read, by file.
+    """What the manifest says about shards that could not be read, by file.
 
     Args:
         failed: index of a shard -> why.
@@ -214,11 +214,13 @@ def unreadable_record(inputs: Inputs, shards: Sequence[Shard], failed: Mapping[i
     return records
 
 
-def mended_inputs(earlier: Mapping[str, Any], inputs: Inputs, shards: Sequence[Shard], finished: Iterable[int]) -> bool:
+def inputs_repaired(
+    earlier: Mapping[str, Any], inputs: Inputs, shards: Sequence[Shard], finished: Iterable[int]
+) -> bool:
     """Whether the inputs differ from the earlier attempt's only where that attempt could not read them.
 
-    A Parquet file with a damaged row group is mended by another copy. The finished shards stay if the row groups that
-    they were read from have not changed by a byte.
+    A Parquet file with a damaged row group is repaired by putting a good copy in its place. The finished shards stay if
+    the row groups that they were read from have not changed by a byte.
 
     Args:
         finished: indexes of the shards whose files are there.

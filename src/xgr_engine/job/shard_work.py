@@ -40,7 +40,7 @@ _NOTES_KEY = b"xgr.notes"
 
 @dataclass(frozen=True)
 class ReadyPiece:
-    """Input rows with their prompts. ``skipped``: its shard is not done this time."""
+    """Input rows with their prompts. ``skipped``: its shard cannot be read, and is left out this time."""
 
     copied: pa.Table
     prepared: Prepared
@@ -60,8 +60,8 @@ class ReadyPiece:
 
 
 @dataclass
-class _Open:
-    """The shard that is being put together from its pieces."""
+class _OpenShard:
+    """The shard that is being assembled from its pieces."""
 
     tables: list[pa.Table] = field(default_factory=list)
     rejects: list[pa.Table] = field(default_factory=list)
@@ -72,8 +72,8 @@ class _Open:
 class ShardWork:
     """What the scheduler does with each piece of a shard; its threads call one method each.
 
-    The shards around one whose rows could not be read go their way. Nothing of a shard is written before its last
-    piece is there.
+    A shard whose rows cannot be read does not hold up the others. Nothing of a shard is written before its last piece
+    is there.
 
     Attributes:
         seconds: time spent in each stage so far.
@@ -104,7 +104,7 @@ class ShardWork:
         self._metadata = dict(metadata)
         self._progress = progress
         self._stop = stop
-        self._open = _Open()
+        self._open = _OpenShard()
         self._current: Piece | None = None
         self._pace = _Pace()
 
@@ -142,7 +142,7 @@ class ShardWork:
             return rows
 
     def prepare(self, piece: Piece, rows: Rows | None) -> ReadyPiece:
-        """Prompts of the rows; none for a shard that is not done this time."""
+        """Prompts of the rows; none for a shard that is left out."""
         if rows is None:
             return ReadyPiece(pa.table({}), Prepared(0), skipped=True)
         with self._timed("prepare"):
@@ -153,7 +153,7 @@ class ShardWork:
         """First the rejects, then the part: a part that is there proves that its shard is complete."""
         shard = piece.shard
         if piece.start == shard.start:
-            self._open = _Open()
+            self._open = _OpenShard()
         if ready.skipped or shard.index in self.unreadable:
             return
         with self._timed("write"):
@@ -168,7 +168,7 @@ class ShardWork:
             rejects = pa.concat_tables(done.rejects)
             noted = rejects.replace_schema_metadata({_NOTES_KEY: json.dumps(notes).encode()})
             write_table(self._out.sidecar(shard), noted)
-            # the names of directories say these
+            # these columns are in the names of the directories
             table = pa.concat_tables(done.tables).drop_columns(list(self._options.partition_by))
             metadata = self._metadata | {PART_KEY.decode(): shard.name}
             write_table(self._out.part(shard), table.replace_schema_metadata(metadata))
@@ -194,15 +194,15 @@ class ShardWork:
     # ---- in the job's thread ----------------------------------------------------------------------------------------
 
     def on_rows(self, rows: int) -> None:
-        """So many further rows are done."""
+        """Count ``rows`` more rows as done."""
         self._pace.rows += rows
         self._progress.advance(rows)
 
     def safe_point(self, piece: Piece | None) -> None:
-        """Before each batch, with its piece, and while there is none to launch.
+        """Called before each batch, with its piece, and without one while there is nothing to launch.
 
         Raises:
-            Stopped: asked to stop, and the shard that has been begun cannot be finished in time, or is finished.
+            Stopped: asked to stop, and the current shard is finished, or cannot be finished in time.
         """
         current, self._current = self._current, piece or self._current
         if not self._stop.requested:
@@ -247,7 +247,7 @@ class Merged:
 
 
 class Finisher:
-    """What follows the last shard; works from the files alone, so that it also serves a run that computes nothing.
+    """What follows the last shard; works from the files alone, so that it also serves a run that computes nothing new.
 
     Args:
         check: called between shards; may raise.

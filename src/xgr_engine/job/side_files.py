@@ -1,6 +1,6 @@
-"""The files that a run writes beside its result, such as ``--metrics-file`` and ``--trace``. They must destroy nothing.
+"""The files that a run writes beside its result, such as ``--metrics-file`` and ``--trace``: they must destroy nothing.
 
-A benchmark's files are held to the same.
+The files of a benchmark are checked here too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_side_file(option: str, path: Path | None, others: Iterable[tuple[str, 
     Args:
         option: names the file in errors.
         path: the file; None where none is wanted.
-        others: option and path of everything else that the run reads or writes: a pattern or URI too, or nothing.
+        others: option and path of everything else that the run reads or writes; a path may be a pattern or a URI.
 
     Raises:
         UsageError: it is one of these, lies in one or holds one, or a pattern would find it; or something other than a
@@ -36,7 +36,7 @@ def check_side_file(option: str, path: Path | None, others: Iterable[tuple[str, 
     for name, given in others:
         relation, why = _relation(target, given), "one would be written over the other"
         if not relation and _would_find(given, path):
-            relation, why = "would be found by", "it would be read with the others once it is there"
+            relation, why = "would be found by", "once it is there, it would be read as input"
         if relation:
             raise UsageError(
                 f"{option} {path} {relation} {name} {given}", why=why, hint=f"name a file outside it with {option}"

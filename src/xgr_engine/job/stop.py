@@ -1,4 +1,4 @@
-"""How a running job is told to stop, and when it does.
+"""How a running job is asked to stop, and when it does.
 
 Whoever runs the job (the command line's signal handlers, a test, a scheduler) holds a :class:`Stop` and may call
 ``request`` from any thread. The job asks it at its safe points. A shard that can be finished in the time left is
@@ -45,10 +45,6 @@ class Stop:
     def requested(self) -> bool:
         return self._request is not None
 
-    @property
-    def reason(self) -> str | None:
-        return None if self._request is None else self._request[0].reason
-
     def request(self, reason: str, exit_code: int, grace: float) -> None:
         """Stop within ``grace`` seconds. A later request changes nothing."""
         if self._request is None:
@@ -76,7 +72,7 @@ class Stop:
             raise Stopped(stopped.reason, stopped.exit_code)
 
     def interrupt(self) -> None:
-        """In the main thread, after a request: it stops wherever it is, unless shards are in flight.
+        """Called in the main thread after a request: stop it wherever it is, unless shards are in flight.
 
         Raises:
             Stopped: it does.
@@ -87,10 +83,10 @@ class Stop:
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:
-        """A library that was in a callback (safetensors reads so) may put an error of its own in place of the stop.
+        """A library that was interrupted in a callback (safetensors, say) may raise its own error instead of the stop.
 
         Raises:
-            Stopped: instead of such an error.
+            Stopped: in place of such an error.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""``--where``: an SQL expression over the catalog's attributes, one boolean an item. polars is imported here only."""
+"""``--where``: an SQL expression over the catalog's attributes, one boolean per item. Nothing else imports polars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def where_mask(text: str, vocabulary: Vocabulary) -> NDArray[np.bool_]:
         names = list(dict.fromkeys(expression.meta.root_names()))
     except polars.exceptions.PolarsError as error:
         raise UsageError(
-            f"--where {text!r} is no SQL expression: {_first_line(error)}",
+            f"--where {text!r} is not an SQL expression: {_first_line(error)}",
             hint="for example --where \"category = 'books' and price < 20\"",
         ) from error
     for name in names:
@@ -46,10 +46,10 @@ def where_mask(text: str, vocabulary: Vocabulary) -> NDArray[np.bool_]:
         raise UsageError(
             f"--where {text!r} cannot be computed: {_first_line(error)}", why=f"in the catalog {types}"
         ) from error
-    return _one_boolean_an_item(text, result, vocabulary.num_items)
+    return _one_boolean_per_item(text, result, vocabulary.num_items)
 
 
-def _one_boolean_an_item(text: str, result: Any, items: int) -> NDArray[np.bool_]:
+def _one_boolean_per_item(text: str, result: Any, items: int) -> NDArray[np.bool_]:
     import polars
 
     if result is None:
@@ -63,7 +63,7 @@ def _one_boolean_an_item(text: str, result: Any, items: int) -> NDArray[np.bool_
     if result.height != items:
         raise UsageError(
             f"--where {text!r} gives {result.height} values for {items} items",
-            why="an aggregate says one thing of all items together",
+            why="an aggregate gives one value for all items together",
             hint='compare an attribute with it, for example --where "price < avg(price)"',
         )
     mask: NDArray[np.bool_] = result.to_series().fill_null(False).to_numpy()

@@ -2,9 +2,9 @@
 
 The percentile bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13): draw as many
 rows as there are, with replacement, take the mean, repeat, and read the interval off the quantiles of the means.
-A draw is decided by how often each row occurs in it, and rows with equal values are interchangeable, so the draws are
-made as multinomial counts over the *distinct* rows: the same distribution, and for one target a row at most a few
-thousand distinct rows however many users there are.
+A draw is determined by how often each row occurs in it, and rows with equal values are interchangeable, so the draws
+are made as multinomial counts over the *distinct* rows: the same distribution, and with one target per row there are at
+most a few thousand distinct rows, however many users there are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mean_intervals(
         ValueError: no rows.
     """
     if len(values) == 0:
-        raise ValueError("no rows, no mean")
+        raise ValueError("there is no mean of no rows")
     distinct, count = _distinct_rows(values)
     generator = np.random.default_rng(seed)
     means = np.empty((resamples, values.shape[1]))

@@ -16,6 +16,7 @@ from xgr_engine.catalog.trie import runs
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.errors import InputError
 from xgr_engine.job.lists import Lists as IdLists
+from xgr_engine.job.lists import offsets_of
 from xgr_engine.metrics.ranking import UNKNOWN, Lists, is_member
 from xgr_engine.metrics.recs import RecChunk
 from xgr_engine.metrics.truth import Truth
@@ -61,7 +62,7 @@ def without_repeated_targets(truth: Truth) -> Truth:
         return truth
     owner = np.repeat(np.arange(truth.rows), targets.lengths)
     kept = ~Lists(owner, shared_keys(targets.values, targets.values[:0])[0]).repeats()
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[kept], minlength=truth.rows)))).astype(np.int64)
+    offsets = offsets_of(np.bincount(owner[kept], minlength=truth.rows))
     return replace(truth, targets=IdLists(targets.values.filter(pa.array(kept)), offsets, targets.faults))
 
 
@@ -92,7 +93,7 @@ def _rows_with_target_seen(rows: int, targets: Lists, history: Lists) -> NDArray
 
 
 def target_sid_in_history(truth: Truth, target_leaf: IntArray, vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    """[rows] whether any target's SID stands in the row's history, which holds SIDs as text.
+    """[rows] whether any target's SID is in the row's history, which holds SIDs as text.
 
     Args:
         target_leaf: leaf of each of the truth's targets, UNKNOWN where it has none.
@@ -109,7 +110,7 @@ def target_sid_in_history(truth: Truth, target_leaf: IntArray, vocabulary: Vocab
 
 
 def _take(taken: NDArray[np.bool_], rows: IntArray) -> IntArray:
-    """Mark ``rows`` as taken. Returns those that were so before, or stand twice among them; ascending."""
+    """Mark ``rows`` as taken. Returns those taken before, or given twice; ascending."""
     each, count = np.unique(rows, return_counts=True)
     twice: IntArray = each[taken[each] | (count > 1)]
     taken[each] = True
@@ -135,8 +136,8 @@ class ByPosition:
             raise InputError(f"the output has more rows than the truth has ({self._truth.rows:,})", hint=_POSITION_HINT)
         if len(twice := _take(self._taken, chunk.position)):
             raise InputError(
-                f"the output has recommendations of row {twice[0]} in two places",
-                why="all of a row stand together, best first",
+                f"the output has recommendations for row {twice[0]} in two places",
+                why="those of one row must be together, best first",
                 hint="sort the file by row and rank",
             )
         if chunk.users is not None and self._truth.users is not None:
@@ -161,7 +162,7 @@ class ByPosition:
 
 
 _POSITION_HINT = (
-    "give the users file of this very run with --truth, or --align user with a truth file that has one row a user"
+    "give the users file of this run with --truth, or --align user with a truth file that has one row per user"
 )
 
 
@@ -178,7 +179,7 @@ class ByUser:
         if truth.users is None:
             raise InputError(
                 f"the truth has no column {user_col!r}",
-                why="its rows are not those of the output, so they can only be matched by user",
+                why="its rows are not those of the run, so they can only be matched by user",
                 hint="name the column with --user-col, or give the users file of the run with --truth",
             )
         users = plain(truth.users)
@@ -189,7 +190,7 @@ class ByUser:
             raise InputError(
                 f"the truth has two rows for user {users[pairs[0, 0]]}",
                 why="matched by user, each user needs exactly one row",
-                hint="give the users file of the run (matched by position), or one row a user",
+                hint="give the users file of the run (matched by position), or one row per user",
             )
         self._taken = np.zeros(truth.rows, bool)
         self._col = user_col

@@ -162,7 +162,7 @@ class Recommendations:
                 raise InputError(f"{path}: cannot be read: {error}") from error
 
     def _nested(self) -> Iterator[RecChunk]:
-        # Only the leaf with the ids is read; the list's inner field has another name with every writer.
+        # Only the leaf with the ids is read; what the list's inner field is called depends on the writer.
         names = [self._item_id_leaf(), *([self.user_col] if self.user_col else [])]
         first = 0
         for batch in self._batches(names):
@@ -213,7 +213,7 @@ def _check_row_numbers(row: pa.Array, file: Path) -> None:
     if pa.types.is_integer(row.type) and not row.null_count and (row.to_numpy().astype(np.int64) >= 0).all():
         return
     raise InputError(
-        f"{file}: the column row does not hold whole numbers from 0", why="they are the numbers of the truth's rows"
+        f"{file}: the column row does not hold whole numbers from 0", why="they number the rows of the truth"
     )
 
 
@@ -227,10 +227,10 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
 
     Args:
         path: an output directory, or one Parquet file.
-        user_col: the column that tells the users; None takes that of the run.
+        user_col: the column with the user ids; None takes that of the run.
 
     Raises:
-        InputError: nothing there, an unfinished run, or columns that are no recommendations.
+        InputError: nothing there, an unfinished run, or columns that are not recommendations.
     """
     if path.is_dir():
         files = _part_files(path)
@@ -244,12 +244,12 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
     if manifest is not None and not OutDir(path).success.is_file():
         raise InputError(
             f"--recs {path}: the run did not finish (state: {manifest.get('state')}), there is no _SUCCESS",
-            why="figures over a part of the users would pass for figures over all of them",
-            hint="let xgr recommend complete it first",
+            why="figures for some of the users would pass for figures for all of them",
+            hint="let xgr recommend finish it first",
         )
     run = _run_info(path, manifest)
     if not files:
-        raise InputError(f"--recs {path}: no Parquet file in it", hint="give the directory that recommend wrote")
+        raise InputError(f"--recs {path} holds no Parquet file", hint="give the directory that recommend wrote")
     try:
         schema = pq.read_schema(files[0])
     except (pa.ArrowException, OSError) as error:
@@ -268,7 +268,7 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
 
 
 def _run_info(path: Path, manifest: dict[str, Any] | None) -> RunInfo:
-    """What the manifest tells. Raises an InputError where somebody edited away what an evaluation needs."""
+    """What the manifest tells. Raises an InputError if what an evaluation needs was edited away."""
     if manifest is None:
         return RunInfo()
     try:
@@ -285,8 +285,8 @@ def _run_info(path: Path, manifest: dict[str, Any] | None) -> RunInfo:
 def _damaged(path: Path) -> InputError:
     return InputError(
         f"--recs {path}: {OutDir(path).manifest} is damaged",
-        why="what the run was for, and whether it finished, cannot be told any more",
-        hint="put a good copy of the manifest back, or let xgr recommend write the output again with --fresh",
+        why="it is no longer known what the run was for, and whether it finished",
+        hint="restore a good copy of the manifest, or let xgr recommend write the output again with --fresh",
     )
 
 
@@ -303,7 +303,7 @@ def _part_files(directory: Path) -> tuple[Path, ...]:
 def _check_complete(path: Path, files: Sequence[Path], layout: str, manifest: dict[str, Any]) -> None:
     """Raise an InputError unless these are the parts that the finished run wrote, as far as names, sizes and rows tell.
 
-    Their contents are compared with their checksums where they are read.
+    Their contents are checked against their checksums when they are read.
     """
     sizes = {name: stamp["bytes"] for name, stamp in manifest.get("parts", {}).items()}
     spoilt = [file.name for file in files if _is_spoilt(file, sizes.get(OutDir(path).name(file)))]
@@ -311,14 +311,14 @@ def _check_complete(path: Path, files: Sequence[Path], layout: str, manifest: di
     if spoilt:
         problem = f"{spoilt[0]} has another size, or is a copy of another part"
     elif len(files) != manifest["shards"]:
-        problem = f"{len(files)} Parquet files, and the run wrote {manifest['shards']} parts"
+        problem = f"{len(files)} Parquet files, but the run wrote {manifest['shards']} parts"
     elif layout == "nested":
         rows = sum(int(_footer(file).num_rows) for file in files)
-        problem = "" if rows == manifest["rows"] else f"{rows} rows, and the run wrote {manifest['rows']}"
+        problem = "" if rows == manifest["rows"] else f"{rows} rows, but the run wrote {manifest['rows']}"
     if problem:
         raise InputError(
             f"--recs {path} is not what the run left there: {problem}",
-            why="figures over other rows would pass for figures of the run",
+            why="figures for other rows would pass for figures of the run",
             hint="let xgr recommend write it again with --fresh",
         )
 
@@ -346,7 +346,7 @@ def _layout(path: Path, schema: pa.Schema) -> str:
     elif "item_id" in schema.names and "row" in schema.names:
         return "long"
     raise InputError(
-        f"{path}: these are no recommendations (columns: {', '.join(schema.names)})",
-        why="needed is items: list<struct<item_id, ...>>, or row and item_id with one row a recommendation",
+        f"{path}: these are not recommendations (columns: {', '.join(schema.names)})",
+        why="they need a column items: list<struct<item_id, ...>>, or row and item_id with one row per recommendation",
         hint="give the output of xgr recommend with --recs",
     )

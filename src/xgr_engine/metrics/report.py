@@ -82,7 +82,7 @@ def figures(
 
 
 def coverage(tally: Tally, vocabulary: Vocabulary, ks: tuple[int, ...]) -> dict[str, Any]:
-    """How much of the catalog was recommended to anybody within the first k places."""
+    """How much of the catalog was recommended to anyone within the first k places."""
     leaf_of_row = np.asarray(vocabulary.leaf_of_row)
     by_k = {}
     for at, k in enumerate(ks):
@@ -101,8 +101,8 @@ _ROW_WARNINGS = {
     "rejected": "rows were rejected by the run; those that have a target count as misses",
     "unreadable_target": "targets could not be read; these rows are left out",
     "unreadable_history": "histories could not be read; their targets count as not in the history",
-    "output_rows_without_truth": "rows of the output have no user in the truth and are left out",
-    "without_target": "rows of the truth have no target and are left out",
+    "output_rows_without_truth": "rows of the output have users that are not in the truth; they are left out",
+    "without_target": "rows of the truth have no target; they are left out",
 }
 
 

@@ -17,7 +17,7 @@ from xgr_engine.errors import HistoryError, InputError
 from xgr_engine.job.filesystems import InputPath
 from xgr_engine.job.input_formats import FORMATS, Columns, ListColumn
 from xgr_engine.job.inputs import detect_format, find_files
-from xgr_engine.job.lists import Lists, is_text_type, read_lists
+from xgr_engine.job.lists import Lists, is_text_type, offsets_of, read_lists
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_truth(
 
     Args:
         paths: files, globs or directories.
-        truth_col: an id a row, or a list of ids a row.
+        truth_col: one id, or a list of ids, per row.
         user_col: read if it is there.
         history_col: None: not wanted; else read if it is there.
         list_text: ``json`` or ``python`` where lists are stored as text.
@@ -93,7 +93,7 @@ def read_truth(
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
     if not any(len(piece[truth_col]) for piece in pieces):
-        raise InputError(f"--truth {' '.join(paths)} holds no rows", hint="give the file with what the users took next")
+        raise InputError(f"--truth {' '.join(paths)} holds no rows", hint="give the file with what users took next")
     shared = set.intersection(*(set(piece) for piece in pieces))
     targets = concat_lists([read_targets(piece[truth_col], truth_col, list_text) for piece in pieces])
     history = None
@@ -114,7 +114,7 @@ def truth_files(paths: tuple[str, ...]) -> list[InputPath]:
     """
     try:
         return find_files(paths)
-    except HistoryError as error:  # it speaks of the option of ``recommend``
+    except HistoryError as error:  # it names the option of ``recommend``
         raise InputError(error.what.replace("--in", "--truth"), hint="check --truth") from error
 
 
@@ -136,7 +136,7 @@ def _has(reader: Any, path: InputPath, name: str) -> bool:
 
 
 def read_targets(column: ListColumn, name: str, list_text: str | None) -> Lists:
-    """One id or a list of ids a row. Text is an id, unless lists are stored as text and it begins like one."""
+    """One id or a list of ids per row. Text is an id, unless lists are stored as text and it begins like one."""
     if isinstance(column, list) or (is_text_type(column.type) and list_text is not None):
         cells = column if isinstance(column, list) else column.to_pylist()
         return read_lists([_as_list(cell, list_text) for cell in cells], name, list_text)
@@ -147,14 +147,14 @@ def read_targets(column: ListColumn, name: str, list_text: str | None) -> Lists:
     if is_text_type(column.type):
         missing = pc.or_(missing, pc.fill_null(pc.equal(column, ""), False))
     present = ~missing.to_numpy(zero_copy_only=False)
-    offsets = np.concatenate(([0], np.cumsum(present))).astype(np.int64)
+    offsets = offsets_of(present)
     kept = column.filter(pa.array(present))
     as_lists = pa.LargeListArray.from_arrays(pa.array(np.arange(len(kept) + 1)), kept)
-    clean = read_lists(as_lists, name, None)  # takes out numbers that are no whole ids
+    clean = read_lists(as_lists, name, None)  # refuses numbers that are not whole
     if not clean.faults:
         return Lists(clean.values, offsets, {})
     rows = np.flatnonzero(present)
-    offsets = np.concatenate(([0], np.cumsum(_spread(len(column), rows, clean.lengths)))).astype(np.int64)
+    offsets = offsets_of(_spread(len(column), rows, clean.lengths))
     return Lists(clean.values, offsets, {int(rows[at]): fault for at, fault in clean.faults.items()})
 
 

@@ -60,14 +60,14 @@ def detect_format(files: Sequence[Path]) -> str:
             raise CatalogError(f"{path} cannot be read", why=str(error.strerror)) from error
         name = next((name for name in FORMATS if reader(name).detect(path, head)), None)
         if name is None:
-            why = "the file is empty" if not head else "neither its name nor its first bytes tell"
+            why = "the file is empty" if not head else "neither its name nor its first bytes say"
             raise CatalogError(
                 f"cannot tell the catalog format of {path}", why=why, hint=f"name it: --format {'|'.join(FORMATS)}"
             )
         found.setdefault(name, path)
     if len(found) > 1:
         described = ", ".join(f"{path} is {name}" for name, path in found.items())
-        raise CatalogError("the catalog files are of different formats", why=described, hint="build from one format")
+        raise CatalogError("the catalog files have different formats", why=described, hint="build from one format")
     return next(iter(found))
 
 

@@ -1,9 +1,9 @@
 """Quotes of a CSV file that are never closed, found before the file is parsed.
 
-Arrow's parser accepts a file that ends inside a quoted field, and text behind a closing quote. One quote too many then
+Arrow's parser accepts a file that ends inside a quoted field, and text after a closing quote. One quote too many then
 swallows line ends, and rows with them, without an error. A quoted field that spans lines and is closed is legal, and so
 are quotes inside a field that does not begin with one (12" pipe). But a field of very many lines is more often a stray
-quote that happens to meet another one: it is warned of, and refused where it is absurd.
+quote that happens to meet another one: that gives a warning, and an error if the number of lines is absurd.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BOM = b"\xef\xbb\xbf"
 _QUOTE = 0x22
 _LINE_END = re.compile(rb"[\r\n]")
 _NEWLINE = 0x0A
-# Lines of one field that are worth a warning, and that no text has: descriptions and prompts have some dozens.
+# Lines in one field that are worth a warning, and that no real text has: descriptions and prompts have a few dozen.
 _MANY_LINES = 100
 _TOO_MANY_LINES = 10_000
 
@@ -80,14 +80,14 @@ def check_quotes(
     if isinstance(found, QuoteFault):
         raise error(
             f"{place}: a quoted field begins there, and {found.why}",
-            why="all that follows would be read as text of one field, and its rows would be lost",
-            hint='close the quote, or write a quote that belongs to the text twice: "12"" pipe"',
+            why="everything after it would be read as the text of one field, and those rows would be lost",
+            hint='close the quote, or double a quote that belongs to the text: "12"" pipe"',
         )
     if found.lines > _TOO_MANY_LINES:
         raise error(
             f"{place}: a quoted field of {found.lines:,} lines begins there",
-            why="a quote that does not belong there makes one text of all rows up to the next quote",
-            hint="mend the quote; if a field really is that long, write the file as Parquet",
+            why="a quote that does not belong there turns all rows up to the next quote into one text",
+            hint="fix the quote; if a field really is that long, write the file as Parquet",
         )
     _warn_once(
         f"{place}: a quoted field of {found.lines:,} lines begins there; if its quote does not belong there, the rows "
@@ -97,7 +97,7 @@ def check_quotes(
 
 @cache
 def _warn_once(text: str) -> None:
-    """A file may be looked at several times in a run."""
+    """Once per text: a file may be checked several times in a run."""
     _log.warning("%s", text)
 
 

@@ -139,11 +139,11 @@ def _mixed_values(path: Path, place: str, one: str, other: str) -> CatalogError:
 
 
 def _refuse_rounded_ids(ids: pa.ChunkedArray, path: Path) -> None:
-    """Arrow reads a column of numbers as floats once one of them is no int64, and then ids beyond 2**53 are others."""
+    """Arrow reads a column of numbers as floats once one does not fit an int64, and then rounds ids beyond 2**53."""
     if pa.types.is_floating(ids.type) and pc.any(pc.greater_equal(pc.abs(ids), _FLOAT_EXACT)).as_py():
         raise CatalogError(
             f"{path}: some item ids are numbers too large to be read exactly",
-            why="one of them is no 64-bit integer, and as floating-point numbers two ids could become one",
+            why="one of them does not fit a 64-bit integer, and as floating-point numbers two ids could become one",
             hint="write the ids as text, or the catalog as Parquet",
         )
 
@@ -167,7 +167,7 @@ def _sampled_schema(path: Path, item_col: str) -> pa.Schema | None:
             except ValueError as error:
                 raise CatalogError(f"{path}, line {number}: not JSON", why=str(error)) from error
             if not isinstance(record, dict):
-                raise CatalogError(f"{path}, line {number}: not a JSON object", hint="one object a line is needed")
+                raise CatalogError(f"{path}, line {number}: not a JSON object", hint="write one object per line")
             fields.update((name, pa.string()) for name, value in record.items() if isinstance(value, str))
             if isinstance(record.get(item_col), str | int | float):
                 id_kinds.setdefault(type(record[item_col]), record[item_col])

@@ -46,7 +46,7 @@ def read(paths: Sequence[Path], options: ReadOptions) -> Catalog:
             index_path = index_path or path
             index += pairs
     if index_path is None:
-        raise CatalogError(f"{paths[0]} holds item attributes only", hint="name the index file too (item -> tokens)")
+        raise CatalogError(f"{paths[0]} holds only item attributes", hint="name the index file too (item -> tokens)")
     if not any(value for _, value in index):
         what = "every item of it is null or an empty list" if index else "an object without items"
         raise CatalogError(f"{index_path} holds no semantic ID: {what}", hint="was the export cut short?")
@@ -71,7 +71,7 @@ def _with_item_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _load(path: Path) -> Pairs:
-    """The pairs of the file's one object. Repeated keys stay, where a dict would drop all but the last in silence."""
+    """The pairs of the file's one object. Repeated keys stay; a dict would silently drop all but the last."""
     try:
         document = parse_json(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_Object)
     except ValueError as error:
@@ -85,9 +85,9 @@ def _refuse_tokenizers(keys: set[str], path: Path) -> None:
     """A checkpoint's ``tokenizer.json`` is the other JSON file at hand, and tells nothing of items."""
     if {"model", "added_tokens"} <= keys:
         raise CatalogError(
-            f"{path} is no LC-Rec index but a tokenizer",
+            f"{path} is not an LC-Rec index but a tokenizer",
             why="an index is a JSON object that maps every item id to its list of tokens",
-            hint="name the catalog, such as the .index.json of the data set; a tokenizer is read by xgr convert",
+            hint="name the catalog, such as the data set's .index.json; xgr convert is what reads a tokenizer",
         )
 
 
@@ -106,7 +106,7 @@ def _sid_array(values: list[Any], item_id: pa.Array, path: Path) -> pa.Array:
         usual = next((sort for sort in sorts if sort not in ("nothing", "odd")), "nothing")
         row = next((row for row, sort in enumerate(sorts) if sort not in (usual, "nothing")), 0)
         raise CatalogError(
-            f"{path}, item {item_id[row].as_py()}: {json.dumps(values[row], default=str)[:80]} is no SID",
+            f"{path}, item {item_id[row].as_py()}: {json.dumps(values[row], default=str)[:80]} is not a SID",
             why=str(error),
             hint="every item needs a list of tokens, or every item a list of codes",
         ) from error

@@ -54,7 +54,7 @@ def find_sid_columns(names: Sequence[str], sid_col: str) -> list[str]:
     ordered = sorted(numbered)
     if ordered and ordered != list(range(ordered[0], ordered[0] + len(ordered))):
         raise CatalogError(
-            f"the columns {', '.join(numbered[number] for number in ordered)} are not numbered without a gap",
+            f"the numbers of the columns {', '.join(numbered[number] for number in ordered)} have a gap",
             hint="each level of the SID needs its column",
         )
     return [numbered[number] for number in ordered]
@@ -71,8 +71,8 @@ def read_sid_column(column: pa.ChunkedArray, source: SidSource) -> tuple[IntArra
     if is_list(kind):
         return _read_lists(column, source)
     raise CatalogError(
-        f"{source.path}: column {source.column} has type {kind}, which is no SID",
-        why=f"a SID is {_ACCEPTED}, or stands in columns such as sid_0, sid_1, sid_2",
+        f"{source.path}: column {source.column} has type {kind}, which is not a SID",
+        why=f"a SID is {_ACCEPTED}, or is spread over columns such as sid_0, sid_1, sid_2",
         hint="name the right column with --sid-col",
     )
 
@@ -108,7 +108,7 @@ def _no_holes(present: NDArray[np.bool_], source: SidSource) -> None:
     if holes.any():
         raise source.error(
             int(np.flatnonzero(holes)[0]),
-            "a level of its SID is null, a later one is not",
+            "a level of its SID is null, but a later one is not",
             hint="only the levels beyond the end of a shorter SID may be null",
         )
 
@@ -153,7 +153,7 @@ def _as_codes(values: pa.Array, lengths: NDArray[np.int64] | None, source: SidSo
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise CatalogError(
-            f"{source.path}: column {source.column} holds values of type {kind}, which are no codes",
+            f"{source.path}: column {source.column} holds values of type {kind}, which are not codes",
             why=f"a SID is {_ACCEPTED}",
             hint="name the right column with --sid-col",
         )
@@ -162,7 +162,7 @@ def _as_codes(values: pa.Array, lengths: NDArray[np.int64] | None, source: SidSo
         fractions = ~(np.floor(numbers) == numbers)
         if fractions.any():
             row = row_of(fractions)
-            raise source.error(row, "its SID holds a value that is no integer code")
+            raise source.error(row, "its SID holds a value that is not an integer code")
     if len(numbers):
         if numbers.min() < 0:
             raise source.error(row_of(numbers < 0), "its SID holds a negative code")
@@ -182,14 +182,16 @@ def _checked(
         if _is_too_large(show(int(wrong[0]))):
             raise source.error(int(wrong[0]), f"{show(int(wrong[0]))} holds a code above {MAX_CODE}{more}")
         raise source.error(
-            int(wrong[0]), f"{show(int(wrong[0]))} is no SID{more}", hint=f"a SID is {_ACCEPTED}, without leading zeros"
+            int(wrong[0]),
+            f"{show(int(wrong[0]))} is not a SID{more}",
+            hint=f"a SID is {_ACCEPTED}, without leading zeros",
         )
     if parsed.odd_row is not None:
         first = int(np.flatnonzero(parsed.ok)[0])
         raise source.error(
             parsed.odd_row,
             f"{show(parsed.odd_row)} spells its tokens unlike the rows before it, such as {show(first)}",
-            hint="the tokens of a level must differ in the code only",
+            hint="the tokens of a level must differ only in the code",
         )
     if parsed.codes.shape[1] > MAX_LEVELS:
         raise CatalogError(

@@ -65,7 +65,7 @@ def _read_file(path: Path, options: ReadOptions) -> Catalog:
     names = file.schema.names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise CatalogError(f"{path}: the column {repeated[0]} stands twice")
+        raise CatalogError(f"{path}: the column {repeated[0]} occurs twice")
     require_column(names, options.item_col, "item id", hint="name it with --item-col")
     sid_columns = find_sid_columns(names, options.sid_col)
     if not sid_columns:
@@ -102,7 +102,7 @@ def _check_ids(ids: pa.Array, path: Path, column: str) -> None:
     row = first_fraction(ids)
     if row is not None:
         raise CatalogError(
-            f"{path}, row {row}: the item id {ids[row].as_py()} is no whole number",
+            f"{path}, row {row}: the item id {ids[row].as_py()} is not a whole number",
             why="histories name items by whole numbers or text",
             hint="write the ids as text, or name another column with --item-col",
         )
@@ -138,7 +138,7 @@ def _joined_attributes(parts: Sequence[Catalog], paths: Sequence[Path]) -> pa.Ta
         return pa.concat_tables(whole, promote_options="permissive").combine_chunks()
     except pa.ArrowException as error:
         raise CatalogError(
-            f"the attribute columns of {paths[0]} and the other files have types that do not go together",
+            f"the attribute columns of {paths[0]} and the other files have incompatible types",
             why=str(error),
             hint="write the files with one schema, or choose columns with --attributes",
         ) from error
