@@ -70,7 +70,7 @@ class BenchRun:
         if record is None:
             self.output.error(f"{stopped}: nothing was measured yet")
             return stopped.exit_code
-        if self.output.json_mode or ("ceilings" in record and record["rows"]):
+        if self.output.json_mode or ("ceilings" in record and (record["rows"] or has_figures(record))):
             self._show(record)
         at, seconds, rows = record["stopped"], record["seconds"], len(record["rows"])
         is_kept = self.out is not None and "--out" not in self.unwritten

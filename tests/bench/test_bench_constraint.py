@@ -69,3 +69,20 @@ def test_more_users_than_tokens() -> None:
     """The users' last tokens are the first of the vocabulary; there may be fewer of them."""
     found = constraint_costs(TINY, ConstraintShape(40, 3, 7, 3), (90,), CPU, 0, lambda text: None)
     assert found["vocabulary"] < 40 and found["sizes"][0]["marks"] == []
+
+
+def test_past_the_time_limit_no_further_size_is_begun_and_each_is_kept_at_once() -> None:
+    kept: list[int] = []
+    found = constraint_costs(
+        TINY,
+        ConstraintShape(2, 3, 7, 3),
+        (90, 120),
+        CPU,
+        0,
+        lambda text: None,
+        lambda record: kept.append(len(record["sizes"])),
+        lambda: True,
+    )
+    assert kept == [1, 2]
+    assert [entry["status"] for entry in found["sizes"]] == ["ok", "not run"] and found["flatness"] == 1.0
+    assert constraint_table(found).rows[1] == [120, None, None, None, "the time limit had passed"]

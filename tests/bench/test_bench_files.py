@@ -20,6 +20,7 @@ from job_support import make_model, make_vocabulary
 
 from xgr_cli import bench_run
 from xgr_cli.main import run
+from xgr_engine.bench import constraint
 from xgr_engine.bench import run as run_module
 from xgr_engine.bench import subject as subject_module
 from xgr_engine.bench.record import read_record
@@ -209,6 +210,25 @@ def test_a_stopped_run_says_no_more_of_its_file_than_is_true(
     assert bench("--out", out, "-q") == 143
     said = capsys.readouterr().err
     assert "state interrupted" not in said and f"{out} stays as it was" in said and out.read_text() == "old"
+
+
+def test_a_stopped_run_without_rows_keeps_the_sizes_that_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They used to be lost with the size at hand, which may take minutes."""
+    sizes = constraint._one_size
+
+    def one_size(*arguments: Any) -> dict[str, Any]:
+        if arguments[2] > 10_000:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return sizes(*arguments)
+
+    monkeypatch.setattr(constraint, "_one_size", one_size)
+    out, given = tmp_path / "r.json", ("--preset", "static", "--codes", "64x3", "--users", "1", "--beam", "2")
+    assert bench("--out", out, "-q", sizes=given) == 143
+    record = read_record(out)
+    assert record["state"] == "interrupted" and [one["items"] for one in record["constraint"]["sizes"]] == [10_000]
+    assert "10,000" in capsys.readouterr().out
 
 
 def test_a_run_that_measured_nothing_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

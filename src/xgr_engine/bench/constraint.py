@@ -46,29 +46,46 @@ class ConstraintShape:
 
 
 def constraint_costs(
-    geometry: Geometry, shape: ConstraintShape, items: tuple[int, ...], device: torch.device, seed: int, note: Note
+    geometry: Geometry,
+    shape: ConstraintShape,
+    items: tuple[int, ...],
+    device: torch.device,
+    seed: int,
+    note: Note,
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
+    over: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """One entry a catalog size; ``flatness`` is the largest over the smallest time of the engine's search."""
+    """One entry a catalog size; ``flatness`` is the largest over the smallest time of the engine's search.
+
+    Args:
+        keep: gets the record after every size: the largest takes long, and a run may be stopped there.
+        over: whether the time limit is over: then no other size than the first is begun.
+    """
     model = headless_model(geometry, shape, device, seed)
     entries: list[dict[str, Any]] = []
-    for count in items:
-        if count > shape.codes**shape.levels // 2:
-            entries.append({"items": count, "status": "not run", "reason": "the code space is too small"})
-            continue
-        note(f"  constraint over {count:,} items")
-        entries.append(_one_size(model, shape, count, seed))
-        free_memory(device)
-    own = [entry["xgr_ms"] for entry in entries if entry.get("status") == "ok"]
-    return {
+    record = {
         "geometry": geometry.name,
         "vocabulary": model.spec.vocab_size,
         "users": shape.users,
         "beam": shape.beam,
         "codes": f"{shape.codes}x{shape.levels}",
         "sizes": entries,
-        "flatness": max(own) / min(own) if own else None,
+        "flatness": None,
         "masked": "CSR mask and top-k over the whole vocabulary of every beam in plain torch, log-softmax in its head",
     }
+    for count in items:
+        if count > shape.codes**shape.levels // 2:
+            entries.append({"items": count, "status": "not run", "reason": "the code space is too small"})
+        elif entries and over():
+            entries.append({"items": count, "status": "not run", "reason": "the time limit had passed"})
+        else:
+            note(f"  constraint over {count:,} items")
+            entries.append(_one_size(model, shape, count, seed))
+            free_memory(device)
+        own = [entry["xgr_ms"] for entry in entries if entry["status"] == "ok"]
+        record["flatness"] = max(own) / min(own) if own else None
+        keep(record)
+    return record
 
 
 def headless_model(geometry: Geometry, shape: ConstraintShape, device: torch.device, seed: int) -> BenchModel:

@@ -230,8 +230,20 @@ class Bench:
         shape = ConstraintShape(
             options.users[-1], options.beams[-1], options.codes or geometry.codes, options.levels or geometry.levels
         )
-        self.record["constraint"] = constraint_costs(
-            geometry, shape, options.constraint_items, self.device, options.seed, self.caller.note
+
+        def keep(record: Record) -> None:
+            self.record["constraint"] = record
+            self.caller.keep(self.record)
+
+        constraint_costs(
+            geometry,
+            shape,
+            options.constraint_items,
+            self.device,
+            options.seed,
+            self.caller.note,
+            keep,
+            self._budget.over,
         )
 
     def _attention(self, subject: Subject) -> None:
