@@ -11,6 +11,7 @@ import argparse
 import importlib
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -120,8 +121,7 @@ def _section(command: Any) -> str:
     examples, _, more = rest.removeprefix("Examples\n\n").partition("\n\n")
     commands = "\n".join(line.strip().removeprefix("$ ") for line in examples.splitlines())
     parts = [f"## xgr {command.name}\n", f"{summary}\n", f"```bash\n{commands}\n```\n"]
-    if more:
-        parts.append(f"{more}\n")
+    parts += [textwrap.fill(text, 120, break_on_hyphens=False) + "\n" for text in more.split("\n\n") if text]
     own = [param for param in command.params if param.name not in SHARED_OPTIONS]
     return "\n".join([*parts, *_tables(own, _types(command.name))])
 

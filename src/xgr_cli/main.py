@@ -57,7 +57,7 @@ _HELP = """Batch recommendations from generative recommenders: semantic-ID beam 
 
 Settings: command line, then XGR_* variables, then xgr.toml, then defaults; --show-config tells where each came from.
 
-Exit codes: 0 done or nothing to do; 1 failed; 2 bad usage, configuration or input; 3 more rejects than --max-rejects;
+Exit codes: 0 done or nothing to do; 1 failed; 2 bad usage, configuration or input; 3 more rejects than --max-rejects; \
 75 another run holds the output; 130 and 143 stopped by a signal."""
 
 
@@ -94,11 +94,14 @@ def build_app() -> typer.Typer:
 
 
 def _command_help(module: Any) -> str:
-    """First paragraph of the module's docstring, its ``EXAMPLES``, then the rest of the docstring."""
-    first, _, rest = (module.__doc__ or "").strip().partition("\n\n")
-    examples = "\n".join(f"  $ {line}" for line in module.EXAMPLES)
-    parts = [" ".join(first.split()).replace("[", r"\["), "[bold]Examples[/bold]", examples.replace("[", r"\[")]
-    return "\n\n".join([*parts, rest.strip().replace("[", r"\[")]).strip()
+    """First paragraph of the module's docstring, its ``EXAMPLES``, then the rest of the docstring.
+
+    A paragraph is one line: the help page keeps line breaks, and wraps at the terminal's width by itself.
+    """
+    first, *rest = ((module.__doc__ or "").strip().replace("[", r"\[")).split("\n\n")
+    examples = "\n".join(f"  $ {line}" for line in module.EXAMPLES).replace("[", r"\[")
+    paragraphs = (" ".join(paragraph.split()) for paragraph in (first, *rest))
+    return "\n\n".join([next(paragraphs), "[bold]Examples[/bold]", examples, *paragraphs])
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import typer
@@ -14,7 +15,7 @@ import xgr_engine
 from xgr_cli import main
 
 Child = Callable[..., subprocess.CompletedProcess[bytes]]
-COMMANDS = ["build-vocab", "convert", "recommend", "eval", "inspect", "doctor"]
+COMMANDS = ["build-vocab", "convert", "recommend", "eval", "bench", "inspect", "doctor"]
 HEAVY = ["torch", "polars", "pyarrow", "numpy", "transformers", "tokenizers", "triton", "safetensors", "jinja2"]
 
 LOADED = f"""
@@ -66,6 +67,18 @@ def test_help_starts_with_examples_and_shows_variables_and_defaults(cli: RunCli,
     shown = cli(name, "-h").out
     assert shown.index(f"$ xgr {name}") < shown.index("--json")
     assert "XGR_JSON" in shown and "default: auto" in shown
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_paragraphs_of_a_help_page_fill_the_width(cli: RunCli, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line breaks of the source would cut each paragraph a second time in a narrower terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli(*filter(None, [name]), "-h").out
+    text = shown[: shown.index("╭")].splitlines()
+    for line, following in pairwise(text):
+        a_command = line.lstrip().startswith("$") or following.lstrip().startswith("$")
+        if line.strip() and following.strip() and not a_command:
+            assert len(line.rstrip()) + 1 + len(following.split()[0]) > 78, (line, following)
 
 
 def test_shared_variables_mean_the_same_place() -> None:
