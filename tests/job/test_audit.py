@@ -16,11 +16,12 @@ from xgr_engine.checkpoint.model_dir import load_model_dir
 from xgr_engine.job import audit as audit_module
 from xgr_engine.job import run as run_module
 from xgr_engine.job import shard_work
-from xgr_engine.job.audit import Audit, AuditError
+from xgr_engine.job.audit import Audit
 from xgr_engine.job.histories import HistoryResolver
 from xgr_engine.job.inputs import RowReader, open_inputs
 from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.outdir import OutDir
+from xgr_engine.job.read_back import AuditError
 from xgr_engine.job.shard_work import Finisher, ShardWork
 from xgr_engine.job.shards import PIECE_ROWS, cut, plan_shards
 

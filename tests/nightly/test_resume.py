@@ -14,10 +14,10 @@ from nightly_support import Stage, rows_of, same_output, write_users
 
 from xgr_engine.errors import HistoryError, InputError, OutputExistsError, OutputWriteError, XgrError
 from xgr_engine.job import run as run_module
-from xgr_engine.job.audit import AuditError
 from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.options import OperationOptions
 from xgr_engine.job.outdir import OutDir
+from xgr_engine.job.read_back import AuditError
 from xgr_engine.job.run import Caller, plan_job, run_job
 from xgr_engine.job.stop import Stop, Stopped
 from xgr_engine.metrics.recs import open_recommendations

@@ -124,13 +124,14 @@ class Auditor:
         for piece in cut(shard):
             rows = read(piece)
             with reading_back(path):
-                own = np.isin(np.arange(piece.start, piece.stop), rejected)
-                written = written_of(table, piece, rows.table, own, self._options)
+                live = ~np.isin(np.arange(piece.start, piece.stop), rejected)
+                written = written_of(table, piece, rows.table, live, self._options)
             total += self._count(written, rows)
         return total
 
     def _count(self, written: Written, rows: Rows) -> Audit:
-        owner, item_rows, most = written.owner, self._vocabulary.rows_of(written.item_ids), self._options.search.top_k
+        owner, most = written.owner, self._options.search.top_k
+        item_rows = self._vocabulary.rows_of(written.item_ids)
         seen, excluded = self._forbidden(rows, owner, item_rows)
         return Audit(
             users=int(written.with_list.sum()),

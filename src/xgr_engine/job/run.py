@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from xgr_engine.errors import InputError, OutputWriteError, TooManyRejectsError, UsageError, XgrError
-from xgr_engine.job.audit import AuditError
 from xgr_engine.job.caches import use_caches
 from xgr_engine.job.diversify import capped_engine, search_for
 from xgr_engine.job.engine import (
@@ -35,6 +34,7 @@ from xgr_engine.job.options import RecommendOptions, max_rejects_of
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.output import ItemColumns
 from xgr_engine.job.prompts import PromptMaker
+from xgr_engine.job.read_back import AuditError
 from xgr_engine.job.record import (
     JobReport,
     batch_summary,
