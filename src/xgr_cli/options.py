@@ -130,10 +130,17 @@ HistoryFormatOfRun = Annotated[HistoryFormat | None, _history_format(show_defaul
 ListTextOption = Annotated[ListText | None, _list_text()]
 ListTextOfRun = Annotated[ListText | None, _list_text(show_default=OF_THE_RUN)]
 ScoreOverOption = Annotated[
-    ScoreOver, option("--score-over", help="what the softmax of a level runs over", panel=SEARCH_PANEL)
+    ScoreOver,
+    option(
+        "--score-over",
+        help="softmax of a level over the model's vocabulary, over the level's codes, or over those the user may get",
+        panel=SEARCH_PANEL,
+    ),
 ]
 Device = Annotated[str, option("--device", help="auto, cpu, cuda or cuda:N", panel=MACHINE_PANEL)]
-Threads = Annotated[int | None, option("--threads", help="CPU threads", panel=MACHINE_PANEL, min=1)]
+Threads = Annotated[
+    int | None, option("--threads", help="CPU threads", panel=MACHINE_PANEL, min=1, show_default="torch's choice")
+]
 
 # Name of the wrapper's keyword -> (type, default); see xgr_cli.command.
 SHARED_OPTIONS: dict[str, tuple[Any, object]] = {

@@ -225,8 +225,9 @@ def test_matching_that_cannot_be_done_is_said(assets: tuple[Path, Path], tmp_pat
             plan_job(options_for(tmp_path, *assets, users, match=(match,)))
     with pytest.raises(UsageError, match="twice"):
         plan_job(options_for(tmp_path, *assets, users, match=("country", "country=lists")))
-    with pytest.raises(HistoryError, match="no column 'home'"):
+    with pytest.raises(HistoryError, match="no column 'home'") as lacking:
         plan_job(options_for(tmp_path, *assets, users, match=("country=home",)))
+    assert "--match attribute=column" in str(lacking.value.hint)
     with pytest.raises(HistoryError, match="'lists': its values cannot be compared"):
         run_job(options_for(tmp_path, *assets, users, match=("country=lists",)))
 

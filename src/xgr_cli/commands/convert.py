@@ -97,7 +97,10 @@ def convert(
         option("--score-suffix", help="text scored after each semantic ID, such as '\\n', or eos", panel="Model"),
     ] = "",
     verify: Annotated[
-        bool, option("--verify", help="compare logits with transformers before accepting the result", panel="Check")
+        bool,
+        option(
+            "--verify", help="compare log-probabilities with transformers before accepting the result", panel="Check"
+        ),
     ] = False,
     prompts: Annotated[
         Path | None,

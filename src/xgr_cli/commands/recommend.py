@@ -67,7 +67,14 @@ def recommend(
     history_format: HistoryFormatOption = "items",
     list_text: ListTextOption = None,
     max_history: Annotated[
-        int | None, option("--max-history", help="most items in the prompt, the newest ones", panel=_INPUT, min=1)
+        int | None,
+        option(
+            "--max-history",
+            help="most items in the prompt, the newest ones",
+            panel=_INPUT,
+            min=1,
+            show_default="all that the model's context holds",
+        ),
     ] = None,
     on_unknown: Annotated[
         OnUnknown,
@@ -171,11 +178,18 @@ def recommend(
     threads: Threads = None,
     max_memory: Annotated[
         str | None,
-        option("--max-memory", help="memory for a batch, not counting weights: 2GB", panel=_MACHINE),
+        option(
+            "--max-memory",
+            help="memory for a batch, not counting weights: 2GB",
+            panel=_MACHINE,
+            show_default="most of a GPU's free memory, 2 GiB on a CPU",
+        ),
     ] = None,
     slo_ms: Annotated[
         float | None,
-        option("--slo-ms", help="close a batch before it is expected to take longer than this", panel=_MACHINE),
+        option(
+            "--slo-ms", help="close a batch before it is expected to take more milliseconds than this", panel=_MACHINE
+        ),
     ] = None,
     grace: Annotated[
         str,
@@ -191,7 +205,12 @@ def recommend(
         option("--metrics-file", help="Prometheus textfile, written however the run ends", panel=_OPERATION),
     ] = None,
     cache_dir: Annotated[
-        Path | None, option("--cache-dir", help="where to keep compiled kernels", panel=_OPERATION)
+        Path | None,
+        option(
+            "--cache-dir",
+            help="where to keep compiled kernels, and an output for s3:// until it is whole",
+            panel=_OPERATION,
+        ),
     ] = None,
     trace: Annotated[
         Path | None,

@@ -123,7 +123,7 @@ def plan_memory(
     elif device.gpu_free is not None:
         budget, source = default_budget(device.gpu_free - weight_bytes(model, device), None), "free GPU memory"
     else:
-        budget, source = default_budget(None, memory().available), "a fixed share of main memory"
+        budget, source = default_budget(None, memory().available), "2 GiB, or half of the free memory if that is less"
     return MemoryPlan(budget, source, cost, plan_limits(cost, budget, longest_prompt, gpu))
 
 

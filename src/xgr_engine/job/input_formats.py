@@ -103,7 +103,7 @@ def _check_columns(path: InputPath, present: list[str], columns: Columns) -> tup
             raise HistoryError(
                 f"{path}: no column {name!r}",
                 why=f"the file has: {shown}",
-                hint="name the columns with --user-col, --history-col, --exclude-col and --keep",
+                hint="name the columns with --user-col, --history-col, --exclude-col, --keep, --match attribute=column",
             )
         if present.count(name) > 1:
             raise HistoryError(f"{path}: two columns are named {name!r}", hint="rename one of them")
