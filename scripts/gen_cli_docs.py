@@ -35,8 +35,9 @@ GENERAL = """## Settings, output, exit codes
 
 A setting comes from the command line, else from its `XGR_*` variable, else from the configuration file (`--config
 FILE.toml`, else `./xgr.toml`, else `[tool.xgr]` of `./pyproject.toml`), else it is the default. `--show-config` prints
-each value with its origin. An empty variable counts as not set; a variable for an option that may be repeated is split
-at spaces. Keys of the file are the names of options without the leading dashes:
+each value with its origin. Of an option that is given twice the last value counts, unless its help says *repeatable*:
+two conditions for `--where` are one text, joined by `and`. An empty variable counts as not set; a variable for a
+repeatable option is split at spaces. Keys of the file are the names of options without the leading dashes:
 
 ```toml
 vocab = "/data/vocab"        # shared by every command: the name of the variable, XGR_VOCAB, in lower case

@@ -76,7 +76,9 @@ def bench(
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        option("--in", help="users whose histories become the prompts", panel=_INPUT, show_default="synthetic"),
+        option(
+            "--in", help="users whose histories become the prompts; repeatable", panel=_INPUT, show_default="synthetic"
+        ),
     ] = None,
     history_col: HistoryColumn = "history",
     history_format: HistoryFormatOption = "items",

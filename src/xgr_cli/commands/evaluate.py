@@ -26,7 +26,7 @@ _INPUT, _FIGURES = INPUT_PANEL, "Figures"
 def evaluate(
     output: Output,
     truth: Annotated[
-        list[str], option("--truth", help="file, glob or directory with what users took next", panel=_INPUT)
+        list[str], option("--truth", help="file, glob or directory with what users took next; repeatable", panel=_INPUT)
     ],
     recs: Annotated[
         str, option("--recs", help="output of xgr recommend, or a Parquet file in its layout", panel=_INPUT)
