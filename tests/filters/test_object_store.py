@@ -123,6 +123,10 @@ def test_an_output_of_another_run_or_of_others_is_not_touched(
     run_job(remote_options(tmp_path, assets, users, out))
     with pytest.raises(OutputExistsError, match="holds the output of another run: --shard-rows"):
         run_job(remote_options(tmp_path, assets, users, out, shard_rows=2))
+    with pytest.raises(OutputExistsError, match="holds the output of another run: --shard-rows"):
+        plan_job(remote_options(tmp_path, assets, users, out, shard_rows=2))
+    plans = [plan_job(remote_options(tmp_path, assets, users, out, fresh=fresh)).record for fresh in (False, True)]
+    assert [(plan["output"]["state"], plan["output"]["shards_finished"]) for plan in plans] == [("done", 1), ("new", 0)]
     assert run_job(remote_options(tmp_path, assets, users, out, shard_rows=2, fresh=True)).failure is None
     assert sorted(name for name in objects(out) if name.startswith("part")) == [
         "part-00000-of-00002.parquet", "part-00001-of-00002.parquet",
@@ -135,6 +139,17 @@ def test_an_output_of_another_run_or_of_others_is_not_touched(
         run_job(remote_options(tmp_path, assets, users, f"s3://{bucket}"))
     with pytest.raises(UsageError, match="one contains the other"):
         run_job(remote_options(tmp_path, assets, f"s3://{bucket}/recs/in", out))
+
+
+@pytest.mark.parametrize("job", [plan_job, run_job])
+def test_a_bucket_that_does_not_exist_is_said_before_anything_is_computed(
+    assets: tuple[Path, Path], tmp_path: Path, bucket: str, job: Any
+) -> None:
+    """Its listing is empty, like that of a new folder; the upload failed after the last shard."""
+    options = remote_options(tmp_path, assets, write_users(tmp_path / "users.parquet", 3), "s3://not-there/recs")
+    with pytest.raises(InputError, match="there is no bucket not-there"):
+        job(options)
+    assert not (tmp_path / "cache" / "outputs").exists()
 
 
 def test_interrupted_publishing_goes_on_without_computing(

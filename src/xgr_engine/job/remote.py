@@ -18,6 +18,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,10 @@ class RemoteOutput:
         """The manifest of what is here; None where nothing is.
 
         Raises:
+            InputError: no such bucket, or the store does not answer.
             OutputExistsError: objects that xgr did not write, or a manifest that cannot be read.
         """
+        self._check_bucket()
         names = self.sizes()
         manifest = self.manifest()
         others = [name for name in names if not _OURS.fullmatch(name)]
@@ -101,6 +104,43 @@ class RemoteOutput:
             raise OutputExistsError(
                 f"{what}: it holds objects that xgr did not write: {shown}", hint="name another folder"
             )
+        return manifest
+
+    def _check_bucket(self) -> None:
+        """A bucket that does not exist lists like an empty one, and would be noticed once everything is computed."""
+        from pyarrow import fs
+
+        bucket = self.place.key.partition("/")[0]
+        with suppress(OSError):  # who may write below a prefix need not be allowed to look at the bucket
+            if self.place.filesystem.get_file_info(bucket).type == fs.FileType.NotFound:
+                raise InputError(
+                    f"--out {self.uri}: there is no bucket {bucket}", hint="create it, or name another one"
+                )
+
+    def finished(self, fresh: bool, fields: Callable[[], Mapping[str, Any]]) -> dict[str, Any] | None:
+        """The manifest of what is here if it is the complete output of the run that is asked for; else None.
+
+        Args:
+            fresh: what is here will be replaced.
+            fields: the fingerprint's fields of that run.
+
+        Raises:
+            OutputExistsError: here is the output of another run or a damaged one, and see :meth:`check`.
+        """
+        manifest = self.check(fresh)
+        if manifest is None or fresh:
+            return None
+        changed = differences(manifest.get("fingerprint_fields", {}), fields())
+        if changed:
+            raise OutputExistsError(
+                f"--out {self.uri} holds the output of another run: {changed[0]}",
+                why="; ".join(changed[1:_SHOWN]),
+                hint="name another folder, or replace that output with --fresh",
+            )
+        sizes = self.sizes()
+        if "_SUCCESS" not in sizes:
+            return None
+        _check_parts(self.uri, manifest.get("parts", {}), sizes)
         return manifest
 
     def clear(self) -> None:
@@ -172,19 +212,9 @@ def run_published(
     """
     output = RemoteOutput.open(options.out)
     local = staged(options)
-    manifest = output.check(options.fresh)
-    if manifest is not None and not options.fresh:
-        changed = differences(manifest.get("fingerprint_fields", {}), fields_of(local))
-        if changed:
-            raise OutputExistsError(
-                f"--out {options.out} holds the output of another run: {changed[0]}",
-                why="; ".join(changed[1:_SHOWN]),
-                hint="name another folder, or replace that output with --fresh",
-            )
-        sizes = output.sizes()
-        if "_SUCCESS" in sizes:
-            _check_parts(options.out, manifest.get("parts", {}), sizes)
-            return nothing_to_do(manifest)
+    manifest = output.finished(options.fresh, lambda: fields_of(local))
+    if manifest is not None:
+        return nothing_to_do(manifest)
     report = run(local)
     if report.failure is not None:
         return report

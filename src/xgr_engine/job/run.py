@@ -82,15 +82,16 @@ class Caller:
 
 def plan_job(options: RecommendOptions, caller: Caller | None = None) -> JobReport:
     """``--dry-run``: what a run would do. Writes nothing, loads no weights."""
-    if is_remote(options.out):
-        RemoteOutput.open(options.out).check(options.fresh)
+    store = RemoteOutput.open(options.out) if is_remote(options.out) else None
     job = open_job(staged(options))
+    state, finished = job.earlier.state, len(job.earlier.finished)
+    if store is not None and store.finished(options.fresh, lambda: job.fields) is not None:
+        state, finished = "done", len(job.shards)
     device, memory = plan_compute(job, (caller or Caller()).note)
     try_first_rows(job, prompt_maker(job))
-    earlier = job.earlier
     return JobReport(
         {
-            **plan_record(job.subject, options.out, earlier.state, len(earlier.finished)),
+            **plan_record(job.subject, options.out, state, finished),
             "items": job.vocabulary.num_items,
             "filters": job.filters.counts,
             "device": device.name,
@@ -372,7 +373,7 @@ def _verdict(job: OpenedJob, faults: int, line: str, rejected: int) -> XgrError 
         return AuditError(
             f"the audit of {job.out.root} found {faults} faults: {line}",
             why="the written files were read again and compared with the catalog and the histories",
-            hint="do not use this output; please report it with _xgr/manifest.json",
+            hint="do not use this output: compute it again with --fresh, and report it with this _xgr/manifest.json",
         )
     return _too_many_rejects(
         rejected,
