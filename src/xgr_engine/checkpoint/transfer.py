@@ -11,7 +11,7 @@ from xgr_engine.checkpoint.hf_source import Shards
 from xgr_engine.checkpoint.plan import Plan
 from xgr_engine.checkpoint.weights import StreamingWriter
 from xgr_engine.errors import CheckpointError
-from xgr_engine.models.loading import DTYPES
+from xgr_engine.models.loading import TORCH_DTYPES
 from xgr_engine.progress import ProgressSink
 from xgr_engine.tokens.table import SidTokenTable
 
@@ -20,7 +20,7 @@ def transfer_weights(
     path: Path, plan: Plan, shards: Shards, table: SidTokenTable, progress: ProgressSink
 ) -> tuple[dict[str, str], int]:
     """Every tensor checked, cast and written; returns their checksums and the file's size."""
-    dtype = DTYPES[plan.spec.dtype]
+    dtype = TORCH_DTYPES[plan.spec.dtype]
     writer = StreamingWriter(path, plan.spec.tensor_shapes(), plan.spec.dtype)
     progress.start(len(plan.ours), "tensors")
     try:

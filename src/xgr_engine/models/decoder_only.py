@@ -1,7 +1,7 @@
 """Qwen2, Qwen3 and Llama: one decoder-only forward pass in two shapes, a packed prefill and a decode of beam rows.
 
-The prompt of a user is computed once, whatever the beam width; tokens that all prompts of a batch begin with are
-computed once for the batch. Linear layers see only real rows: ragged prompts are packed, dead beams left out.
+A user's prompt is computed once, whatever the beam width; tokens that all prompts of a batch begin with are computed
+once per batch. Ragged prompts are packed, so no padding is computed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from xgr_engine.models.rows import Rows
 from xgr_engine.models.spec import ModelSpec
 from xgr_engine.xattention.cache import KVCache
 
-# Rows that go through the row-wise steps together. On a GPU this only bounds memory: blocks that would fit its cache
-# (2048 rows) cost more in launches than they save, 39.5 ms against 37.3 for 8 x 1000 tokens of Qwen3-1.7B.
+# Rows that go through the row-wise steps together. On a GPU this only bounds memory: blocks that fit its cache (2048
+# rows) cost more in launches than they save, 39.5 ms against 37.3 for 8 x 1000 tokens of Qwen3-1.7B on an H200.
 GPU_ROWS, CPU_ROWS = 16384, 256
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer; q, k, v and gate, up are stacked so that each is one matmul."""
+    """One layer, [out, in] as torch.nn.Linear has them; q, k, v are stacked to one matmul, and so are gate and up."""
 
     attn_norm: Tensor
     qkv: Tensor
@@ -72,17 +72,17 @@ class DecoderOnly:
         return allocate_cache(self.spec, tokens, users, slots, self.embed)
 
     def prefill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
-        """Compute every prompt of a batch once; its keys and values go to the cache.
+        """Compute every prompt of a batch once, and put its keys and values into the cache.
 
         Returns:
-            Final-normed hidden state of each prompt's last token [U, H].
+            [U, H] the hidden state of each prompt's last token, after the final norm.
         """
         cache.begin(pack.lengths, pack.prefix)
         with self.ops.prefill_scope():
             return self.fill(pack, cache)
 
     def fill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
-        """:meth:`prefill` into a cache that knows the prompts' lengths; waits for nothing, so a graph can hold it."""
+        """:meth:`prefill` without ``cache.begin``. It never waits for the device, so a CUDA graph can hold it."""
         residual = F.embedding(pack.tokens, self.embed)
         delta: Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -91,7 +91,7 @@ class DecoderOnly:
             if pack.prefix:
                 for stored in (keys, values):
                     stored[pack.prefix_rows] = stored[: pack.prefix].clone()
-            if index + 1 == len(self.layers):  # beyond keys and values, only each prompt's last token is needed
+            if index + 1 == len(self.layers):  # apart from keys and values, only each prompt's last token matters now
                 residual = residual[pack.last]
                 mixed = self._last_token_attention(q[pack.last], cache, index)
             else:
@@ -100,10 +100,10 @@ class DecoderOnly:
         return self.ops.add_rms_norm(residual, delta, self.norm, self.spec.rms_eps)
 
     def decode(self, rows: Rows, cache: KVCache) -> Tensor:
-        """One generated token for each of ``rows``: writes its key and value, returns its hidden state.
+        """Feed one generated token per row, and put its key and value into the cache.
 
         Returns:
-            Final-normed hidden states [N, H] in the order of ``rows``.
+            [N, H] the hidden states after the final norm, in the order of ``rows``.
         """
         residual = F.embedding(rows.tokens, self.embed)
         users = len(rows.ancestors)
@@ -135,7 +135,14 @@ class DecoderOnly:
         values: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        """Add the block before, norm, project, rotate; keys and values go to their slots. Returns q [N, Hq, D]."""
+        """Add ``delta``, norm, project and rotate; keys and values go to ``slots``. Returns the queries [N, Hq, D].
+
+        Args:
+            residual: [N, H], updated.
+            delta: [N, H] the output of the layer before, yet to be added; None before the first layer.
+            position, slots: int64 [N].
+            keys, values: [rows of the cache, Hkv, D] of this layer.
+        """
         ops, spec = self.ops, self.spec
         q = residual.new_empty(len(residual), spec.num_heads, spec.head_dim)
         for rows in self._blocks(len(residual)):
@@ -157,7 +164,7 @@ class DecoderOnly:
         return q
 
     def _feed_forward(self, layer: LayerWeights, residual: Tensor, mixed: Tensor) -> Tensor:
-        """Output projection and feed-forward half; what it returns is still to be added to the residual stream."""
+        """Output projection and feed-forward half. The result [N, H] is yet to be added to the residual stream."""
         ops, width = self.ops, self.spec.intermediate_size
         delta = torch.empty_like(residual)
         for rows in self._blocks(len(residual)):
@@ -169,12 +176,12 @@ class DecoderOnly:
         return delta
 
     def _blocks(self, rows: int) -> list[slice]:
-        """Runs of rows that go through the row-wise steps together."""
+        """Slices of at most ``_row_block`` rows."""
         size = self._row_block
         return [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
 
     def _last_token_attention(self, q: Tensor, cache: KVCache, index: int) -> Tensor:
-        """Attention of each prompt's last token, q [U, Hq, D]: beam attention with one row and no generated token."""
+        """Attention of each prompt's last token, q [U, Hq, D]: that of a beam without generated tokens."""
         return self.ops.beam_attention(
             q.unsqueeze(1),
             cache.prompt_k[index],

@@ -1,8 +1,8 @@
-"""T5 and TIGER: an encoder reads the history once a user, a decoder writes the semantic ID and attends to it.
+"""T5 and TIGER: an encoder reads the history once per user, and a decoder that attends to it writes the semantic ID.
 
-The same shapes as :mod:`xgr_engine.models.decoder_only`, so that the search need not know: the prefill runs the
-encoder, stores every decoder layer's keys and values of the encoder's output as the prompt, and feeds the start token;
-decode steps are beam rows over that prompt, shared by all beams of a user, and over their own tokens.
+The interface is that of :mod:`xgr_engine.models.decoder_only`, so the search knows no difference. The prefill runs the
+encoder, stores every decoder layer's keys and values of the encoder's output as the prompt, and feeds the start token.
+Beam rows then attend to that prompt, which all beams of a user share, and to their own tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FeedForward:
     down: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of normed rows [N, H]."""
+        """The block's output [N, H] for rows [N, H] that are normed already."""
         inner = linear(x, self.up)
         if self.gate is None:
             return linear(F.relu_(inner), self.down)
@@ -59,7 +59,7 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Queries from the decoder; keys and values, stacked, from the encoder's output."""
+    """Queries come from the decoder; keys and values (stacked) from the encoder's output."""
 
     norm: Tensor
     q: Tensor
@@ -92,7 +92,9 @@ class Stack(Generic[Layer]):
     """Encoder or decoder.
 
     Attributes:
-        bias: [buckets, heads] added to the self-attention scores of all layers by distance; norm: [H] of the output.
+        bias: [buckets, heads] what each distance adds to the self-attention scores of all layers.
+        layers: from the first to the last.
+        norm: [H] of the output.
     """
 
     bias: Tensor
@@ -105,7 +107,7 @@ class EncoderDecoder:
 
     Args:
         spec: sizes and switches.
-        embed: [V, H], of both stacks.
+        embed: [V, H], read by both stacks.
         encoder, decoder: the two stacks.
         ops: kernels for the norms and for the attention to the prompt.
     """
@@ -132,28 +134,28 @@ class EncoderDecoder:
         self._own_bias = distance_table(self.decoder.bias, both_ways=False, max_distance=far).float()
 
     def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
-        """A cache for this model with one slot a user more: the last holds the start token."""
+        """A cache for this model, with one more slot per user: the last holds the start token."""
         return allocate_cache(self.spec, tokens, users, slots, self.embed)
 
     def prefill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
         """Encode every prompt of a batch once and feed the start token.
 
         Args:
-            pack: made without shared beginnings.
+            pack: made with ``share=False``.
 
         Returns:
-            The decoder's output for each user's start token [U, H], ready for the head.
+            [U, H] the decoder's output for each user's start token, ready for the head.
 
         Raises:
             ValueError: the pack shares a beginning.
         """
         if pack.prefix:
-            raise ValueError("an encoder shares nothing between prompts: PackedPrompts.of(..., share=False)")
+            raise ValueError("prompts of an encoder cannot share a beginning: use PackedPrompts.of(..., share=False)")
         cache.begin(pack.lengths, 0)
         return self.fill(pack, cache)
 
     def fill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
-        """:meth:`prefill` into a cache that knows the prompts' lengths."""
+        """:meth:`prefill` without ``cache.begin``."""
         with encoder_kernels():
             encoded = self._encode(pack)
         for index, layer in enumerate(self.decoder.layers):
@@ -172,7 +174,7 @@ class EncoderDecoder:
         return self._step(rows, cache)
 
     def decode(self, rows: Rows, cache: KVCache) -> Tensor:
-        """One generated token for each of ``rows``: writes its key and value, returns the decoder's output [N, H]."""
+        """Feed one generated token per row, put its key and value into the cache; the decoder's output [N, H]."""
         start = rows.ancestors.new_full((*rows.ancestors.shape[:2], 1), cache.slots - 1)
         ancestors = torch.cat([start, rows.ancestors], dim=2)
         return self._step(replace(rows, ancestors=ancestors), cache)
@@ -203,11 +205,11 @@ class EncoderDecoder:
     # ---- decoder ----------------------------------------------------------------------------------------------------
 
     def _step(self, rows: Rows, cache: KVCache) -> Tensor:
-        """One decoder step; the first column of the ancestors is the start token's slot."""
+        """One decoder step, [N, H]. The first column of the rows' ancestors is the start token's slot."""
         eps = self.spec.rms_eps
         users, width = rows.ancestors.shape[:2]
-        first = rows.ancestors.shape[2] == 1
-        nobody = rows.ancestors.new_empty((users, width, 0))
+        only_start = rows.ancestors.shape[2] == 1
+        no_ancestors = rows.ancestors.new_empty((users, width, 0))
         residual = F.embedding(rows.tokens, self.embed)
         delta: Tensor | None = None
         for index, layer in enumerate(self.decoder.layers):
@@ -216,7 +218,7 @@ class EncoderDecoder:
             q, k, v = linear(x, layer.attention.qkv).view(len(x), 3, *self._heads).unbind(1)
             gen_k.flatten(0, 1)[rows.slots] = k
             gen_v.flatten(0, 1)[rows.slots] = v
-            if first:  # a softmax over one token is that token's value
+            if only_start:  # attention to a single token returns its value
                 mixed = v
             else:
                 own = own_attention(rows.to_grid(q), gen_k, gen_v, rows.ancestors, self._own_bias)
@@ -230,7 +232,7 @@ class EncoderDecoder:
                 cache.prompt_start,
                 gen_k,
                 gen_v,
-                nobody,
+                no_ancestors,
                 1.0,
             )
             delta = linear(rows.from_grid(mixed).flatten(1), layer.cross.out)

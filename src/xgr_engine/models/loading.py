@@ -25,15 +25,15 @@ from xgr_engine.models.ops import Ops, choose_ops
 from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec, ModelSpec
 
 AnyModel = DecoderOnly | EncoderDecoder
-# What stands under one name of the spec's ``tensor_shapes``, or under several, rows below one another.
+# Reads the tensor of one name of the spec's ``tensor_shapes``, or those of several, stacked along their rows.
 Read = Callable[..., Tensor]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def compute_dtype(stored: str, device: torch.device) -> torch.dtype:
-    """The dtype a model computes in: float32 on a CPU whatever is stored, else the stored one."""
-    return torch.float32 if device.type == "cpu" else DTYPES[stored]
+    """The dtype that a model computes in: float32 on a CPU, whatever is stored; the stored one elsewhere."""
+    return torch.float32 if device.type == "cpu" else TORCH_DTYPES[stored]
 
 
 def load_model(
@@ -46,8 +46,8 @@ def load_model(
     """Read ``model.safetensors`` (names as in :class:`ModelSpec` and :class:`EncoderDecoderSpec`).
 
     Args:
-        dtype: to compute in; None: float32 on a CPU, else as stored.
-        ops: kernels; None: the best for the device.
+        dtype: to compute in; None: see :func:`compute_dtype`.
+        ops: the kernels; None: see :func:`choose_ops`.
 
     Returns:
         The model, and the output projection [V, H] (the embedding itself when tied).
@@ -74,7 +74,7 @@ def load_model(
 
 
 def build_model(spec: AnySpec, read: Read, ops: Ops) -> tuple[AnyModel, Tensor]:
-    """The model and its output projection from tensors that ``read`` gives, each asked for once and in one order."""
+    """The model and its output projection. ``read`` is asked for every tensor once, always in the same order."""
     embed = read("embed.weight")
     model: AnyModel
     if isinstance(spec, EncoderDecoderSpec):

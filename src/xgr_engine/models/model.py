@@ -15,7 +15,7 @@ from xgr_engine.xattention.cache import KVCache
 
 
 def allocate_cache(spec: AnySpec, tokens: int, users: int, slots: int, like: Tensor) -> KVCache:
-    """A cache of the sizes of ``spec``, in the dtype and on the device of ``like``; see :meth:`KVCache.allocate`."""
+    """A cache for a model of ``spec``, with the dtype and device of ``like``. Args as :meth:`Model.new_cache`."""
     return KVCache.allocate(
         tokens,
         users,
@@ -32,8 +32,11 @@ class Model(Protocol):
     """A transformer over a :class:`KVCache`.
 
     Attributes:
-        causal: what is computed for a token depends on those before it alone. Only then may prompts share what they
-            begin with, and be followed by padding.
+        ops: the kernels that it runs on.
+        device, dtype: of the weights, and of what is computed.
+        causal: whether a token depends only on those before it. Only then may prompts share what they begin with, and
+            be followed by padding.
+        spec: sizes and switches.
     """
 
     ops: Ops
@@ -51,13 +54,13 @@ class Model(Protocol):
         ...
 
     def prefill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
-        """Compute every prompt once; returns the hidden states [U, H] that the first level is scored with."""
+        """Compute every prompt once; returns the hidden states [U, H] from which the first level is scored."""
         ...
 
     def fill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:
-        """:meth:`prefill` into a cache that knows the prompts' lengths. A graph can hold that of a causal model."""
+        """:meth:`prefill` without ``cache.begin``. Of a causal model, a CUDA graph can hold it."""
         ...
 
     def decode(self, rows: Rows, cache: KVCache) -> Tensor:
-        """One generated token for each row: writes its key and value, returns its hidden state [N, H]."""
+        """Feed one generated token per row, put its key and value into the cache, return its hidden state [N, H]."""
         ...

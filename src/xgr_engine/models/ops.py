@@ -18,7 +18,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ops:
-    """What a layer does beside plain matrix products, all of one implementation (signatures in the references)."""
+    """What a model computes besides plain matrix products, in one implementation.
+
+    Signatures and shapes are those of ``kernels.reference`` and ``xattention.reference``.
+    """
 
     name: str
     add_rms_norm: Callable[..., Tensor]
@@ -27,7 +30,7 @@ class Ops:
     beam_attention: Callable[..., Tensor]
     prompt_attention: Callable[..., Tensor]
     vocabulary_logsumexp: Callable[..., Tensor]
-    prefill_scope: Callable[[], AbstractContextManager[None]] = nullcontext  # entered around all calls of a prefill
+    prefill_scope: Callable[[], AbstractContextManager[None]] = nullcontext  # to be entered around a whole prefill
 
 
 def reference_ops() -> Ops:
@@ -75,7 +78,11 @@ def triton_ops() -> Ops:
 
 
 def choose_ops(device: torch.device, wanted: str = "auto") -> Ops:
-    """``auto``: Triton on a GPU, plain torch elsewhere; what falls back logs a warning. A name is taken literally.
+    """The kernels for a device.
+
+    Args:
+        wanted: ``auto``: Triton on a GPU, or plain torch with a warning if Triton is missing; plain torch elsewhere.
+            ``triton`` or ``reference``: that and nothing else.
 
     Raises:
         UsageError: no such implementation.
@@ -87,7 +94,7 @@ def choose_ops(device: torch.device, wanted: str = "auto") -> Ops:
         return reference_ops()
     if device.type != "cuda":
         raise BackendUnavailableError(
-            f"the Triton kernels need a GPU, this model is on {device}", hint="use the reference kernels on a CPU"
+            f"the Triton kernels need a GPU, but this model is on {device}", hint="use the reference kernels on a CPU"
         )
     try:
         return triton_ops()

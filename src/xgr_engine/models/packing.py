@@ -1,4 +1,4 @@
-"""Ragged prompts as one packed sequence of tokens: no padding, and what all of them begin with stands there once."""
+"""Ragged prompts as one packed sequence of tokens: no padding, and what all of them begin with appears only once."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from xgr_engine.xattention.upload import upload
 
 @dataclass(frozen=True)
 class PackedPrompts:
-    """First the tokens that all prompts begin with (computed once), then each user's own tokens.
+    """First the tokens that all prompts begin with (the prefix), then what is left of each user's prompt.
 
     Attributes:
-        tokens, positions: int64 [N] token ids and their positions.
+        tokens, positions: int64 [N] token ids and their positions in the prompts.
         prefix: how many tokens are shared; 0 for a single prompt.
-        lengths: [U] whole prompts, the shared tokens included.
-        sequences: of the packed self-attention (the prefix first, when there is one): queries are runs of ``tokens``,
-            keys runs of cache rows.
+        lengths: [U] of the whole prompts, the prefix included.
+        sequences: of the packed self-attention, the prefix first if there is one: queries are runs of ``tokens``, keys
+            runs of cache rows.
         cache_rows: int64 [N] where each token's key and value belong in the cache.
         prefix_rows: int64 [U, prefix] where each user's region repeats the prefix.
-        last: int64 [U] place of each prompt's last token.
+        last: int64 [U] index into ``tokens`` of each prompt's last token.
     """
 
     tokens: Tensor
@@ -40,7 +40,7 @@ class PackedPrompts:
 
     @property
     def cache_tokens(self) -> int:
-        """Rows that the prompts take in the cache."""
+        """Rows of the cache that the prefix and the prompts take."""
         return self.prefix + sum(self.lengths)
 
     @classmethod
@@ -48,7 +48,7 @@ class PackedPrompts:
         """Pack U prompts of at least one token each.
 
         Args:
-            share: compute what all prompts begin with once, which only a causal model may.
+            share: compute only once what all prompts begin with; for causal models only.
         """
         prefix = shared_prefix_length(prompts) if share else 0
         lengths = [len(prompt) for prompt in prompts]

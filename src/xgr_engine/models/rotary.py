@@ -13,11 +13,11 @@ from xgr_engine.models.spec import RopeSpec
 class RotaryTable:
     """Cosines and sines of every position of the context, ``cos`` and ``sin`` [positions, D / 2] float32.
 
-    Kept in float32 always: a table rounded to bfloat16 moves scores by 0.01 to 0.1.
+    Always float32: a table rounded to bfloat16 moves scores by 0.01 to 0.1.
     """
 
     def __init__(self, rope: RopeSpec, head_dim: int, positions: int, device: torch.device) -> None:
-        # float32 products, as the training code forms them: at position 4000 float64 would differ by 1e-4 turns
+        # float32 products, as in training: at position 4000, exact ones would differ by 1e-4 turns
         angle = torch.arange(positions, dtype=torch.float32)[:, None] * _inverse_frequencies(rope, head_dim)
         self.cos, self.sin = angle.cos().to(device), angle.sin().to(device)
 
@@ -29,7 +29,8 @@ def _inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3_scaled(inverse: Tensor, rope: RopeSpec) -> Tensor:
-    """Llama 3's stretch: long wavelengths are divided by ``factor``, short ones kept, those between blended."""
+    """Llama 3's scaling: frequencies of long wavelengths are divided by ``factor``, those of short ones kept, those in
+    between blended."""
     wavelength = 2 * math.pi / inverse
     longest = rope.original_max_position / rope.low_freq_factor
     shortest = rope.original_max_position / rope.high_freq_factor

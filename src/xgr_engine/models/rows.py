@@ -1,4 +1,4 @@
-"""Beam rows as a model computes them."""
+"""The beam rows that a model computes in one decode step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rows:
-    """Beam rows to be computed: which token each feeds in, and where its key and value go.
+    """Beam rows to compute: which token each feeds in, and where its key and value go.
 
     Attributes:
-        tokens: int64 [N] token fed in.
+        tokens: int64 [N] token that each feeds in.
         position: int64 [N] its position in the user's sequence.
         slots: int64 [N] where its key and value are written: ``user * S + slot``.
-        ancestors: int32 [U, R, A] slots that each cell of the users' grid of rows reads, its own included; -1 = none.
-        cells: int64 [N] the row's cell in that grid, ``user * R + row``; None: the rows are the whole grid in order.
+        ancestors: int32 [U, R, A] the slots that each cell of a grid of R rows per user reads, its own included; -1 =
+            none.
+        cells: int64 [N] the cell of each row, ``user * R + row``; None: the rows are all cells in order.
     """
 
     tokens: Tensor
@@ -26,7 +27,7 @@ class Rows:
     cells: Tensor | None
 
     def to_grid(self, values: Tensor) -> Tensor:
-        """What the rows have [N, ...] in the users' grid [U, R, ...]; cells without a row hold zeros."""
+        """Values of the rows [N, ...] as a grid [U, R, ...]; cells without a row hold zeros."""
         users, width = self.ancestors.shape[:2]
         if self.cells is not None:
             grid = values.new_zeros(users * width, *values.shape[1:])

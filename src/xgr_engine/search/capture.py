@@ -1,4 +1,4 @@
-"""Recording CUDA graphs, and keeping those of the shapes that came up last."""
+"""Recording CUDA graphs, and keeping those of the shapes that were used last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RecentGraphs(Generic[Shape, Captured]):
         self._kept: OrderedDict[Shape, Captured] = OrderedDict()
 
     def get(self, shape: Shape, record: Callable[[], Captured]) -> Captured:
-        """The graph of a shape; where there is none, one is let go before ``record`` takes memory for a new one."""
+        """The graph of a shape. A new one is recorded after the oldest has been dropped, so that its memory is free."""
         captured = self._kept.get(shape)
         if captured is None:
             while len(self._kept) >= self._most:
@@ -34,7 +34,7 @@ class RecentGraphs(Generic[Shape, Captured]):
         return captured
 
     def kept(self) -> Iterable[Captured]:
-        """All of them."""
+        """All graphs that are kept, least recently used first."""
         return self._kept.values()
 
 
@@ -43,13 +43,13 @@ _one_at_a_time = threading.RLock()  # a restriction of torch, for the whole proc
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Record what is launched inside on the current GPU into ``graph``, whatever other threads do meanwhile; one that
-    records as well waits.
+    """Record what is launched inside, on the current GPU, into ``graph``.
 
-    Python's cycle collector rests: were it to free another graph now, CUDA would call this recording invalid.
+    Other threads may use the GPU meanwhile; one that wants to record waits. Python's cycle collector is off: if it
+    freed another graph now, CUDA would declare this recording invalid.
 
     Args:
-        pool: memory that several graphs share, of ``torch.cuda.graph_pool_handle``; None: its own.
+        pool: from ``torch.cuda.graph_pool_handle``, memory that several graphs share; None: memory of its own.
     """
     with _one_at_a_time:
         collected = gc.isenabled()
@@ -65,5 +65,5 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
 
 @cache
 def _side_stream(gpu: int) -> torch.cuda.Stream:
-    """Where a GPU's graphs are recorded. torch's own stream belongs to the GPU that recorded first."""
+    """The stream on which a GPU's graphs are recorded. torch would use one stream, of the GPU that recorded first."""
     return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]

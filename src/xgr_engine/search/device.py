@@ -1,5 +1,6 @@
-"""The search with fixed shapes: everything after the prefill without a wait for the host, so that one CUDA graph can
-hold it. A level has ``min(W, nodes with children)`` rows a user; rows without a live prefix are dead and stay so.
+"""The search with fixed shapes: nothing after the prefill waits for the host, so that one CUDA graph can hold it all.
+
+A level has ``min(W, nodes with children)`` rows per user; rows without a live prefix are dead and stay so.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from xgr_engine.xbeam.triton import Logits, Selection, Step, Workspace, candidat
 
 
 class DeviceSearch:
-    """Searches batches of ``users`` places.
+    """Searches batches of up to ``users`` users.
 
     Args:
         setup: model, trie and options; its tensors are on a GPU (or Triton runs in its interpreter).
-        users: places of a batch (U); buffers are allocated once for it.
+        users: places of a batch (U), for which buffers are allocated once.
     """
 
-    step = Step  # how the best candidates of a level are chosen
+    step = Step  # chooses the best candidates of a level; a baseline of the bench has another
 
     def __init__(self, setup: SearchSetup, users: int) -> None:
         self.setup = setup
@@ -35,7 +36,7 @@ class DeviceSearch:
             rows = min(width, level.inner_count)
 
     def candidates_read(self) -> tuple[int, int]:
-        """Candidates allowed so far, and how many of them the selection had to read after their scores were known."""
+        """Candidates scored so far, and how many of them the selection had to read again."""
         allowed, read = torch.stack([work.read.sum(0) for work in self._workspaces]).sum(0).tolist()
         return allowed, read
 
@@ -43,7 +44,7 @@ class DeviceSearch:
         """From the prompts' last hidden states [U, H] to the best complete SIDs of each user.
 
         Args:
-            present: bool [U]; the places of a batch that hold no user find nothing.
+            present: bool [U], which places of the batch hold a user; the others find nothing.
         """
         setup, users = self.setup, len(hidden)
         beams = Beams.root(users, hidden.device, dead.root)
@@ -59,7 +60,7 @@ class DeviceSearch:
             work = self._workspaces[depth]
             step = self.step(beams, level, logits, dead.inner[depth], dead.leaves, work)
             normaliser = step.expand()
-            finite = finite & _finite(normaliser, beams)  # a broken row of the head shows here
+            finite = finite & _finite(normaliser, beams)  # a NaN in the head's weights shows here
             if level.leaf is not None:
                 chosen = step.select(normaliser, setup.answers, leaves=True)
                 pool = self._finish(pool, chosen, level, depth + 1)
@@ -72,12 +73,12 @@ class DeviceSearch:
         return Outcome(pool.leaf, score, finite & ~score.isnan().any())
 
     def _rows(self, beams: Beams, cache: KVCache, depth: int) -> Rows:
-        """Every row of the grid, dead ones too: they compute something that nothing reads."""
+        """Every row of the grid. Dead ones are computed too, and nothing reads what they give."""
         users, rows = beams.node.shape
         first_slot = torch.arange(users, device=beams.node.device)[:, None] * cache.slots
         return Rows(
             tokens=self.setup.head.level_tokens[depth - 1][beams.column].flatten(),
-            # of one user, flatten would return a view with stride 0
+            # for a single user, flatten would return a view with stride 0, and kernels read plain arrays
             position=(cache.lengths[:users, None] + (depth - 1)).expand(users, rows).flatten().contiguous(),
             slots=(first_slot + beams.ancestors[:, :, -1]).flatten(),
             ancestors=beams.ancestors,
@@ -99,6 +100,6 @@ class DeviceSearch:
 
 
 def _finite(values: Tensor, beams: Beams) -> Tensor:
-    """Whether the values [U * R, ...] of rows with a live prefix are numbers; those of dead rows mean nothing."""
+    """Whether the values [U * R, ...] of all live rows are finite (bool scalar); those of dead rows mean nothing."""
     dead = beams.score.flatten() == -torch.inf
     return (values.isfinite().view(len(values), -1).all(1) | dead).all()

@@ -1,7 +1,7 @@
-"""The search of fixed shapes as CUDA graphs: one replay a batch, whatever the number of levels and layers.
+"""The search with fixed shapes as CUDA graphs: one replay per batch, whatever the number of levels and layers.
 
-A graph belongs to a shape: places of the batch and width of the exclusion tables, both rounded up to a few sizes, so
-that a handful of graphs serves a job. They share one memory pool, since only one of a lane's graphs runs at a time.
+A graph belongs to one shape: places of the batch and width of the exclusion tables, both rounded up to a few sizes, so
+that a handful of graphs serves a job. They share a memory pool, since only one of a lane's graphs runs at a time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.exclusions import NO_NODE
 
-if TYPE_CHECKING:  # it needs Triton, which a machine without a GPU may lack
+if TYPE_CHECKING:  # imports Triton, which may be missing on a machine without a GPU
     from xgr_engine.search.device import DeviceSearch
 
-_GRAPHS_KEPT = 12  # every number of places up to 64, where nobody has anything excluded
+_GRAPHS_KEPT = 12  # enough for every number of places up to 64 where nothing is excluded
 
 
 def places_for(users: int) -> int:
@@ -40,7 +40,7 @@ def table_width_for(entries: int) -> int:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, the buffers it reads and the buffers it leaves its result in."""
+    """A graph, the buffers that it reads (``hidden``, ``dead``, ``present``) and those that it fills (``outcome``)."""
 
     graph: torch.cuda.CUDAGraph
     hidden: Tensor
@@ -51,12 +51,12 @@ class _Captured:
 
 
 class GraphedSearch:
-    """Searches batches over one cache, a captured graph for each shape that comes up.
+    """Searches batches over one cache, with a captured graph for each shape that comes up.
 
     Args:
-        cache: the keys and values that prefill fills; graphs hold its addresses.
-        capture: False runs the same kernels one by one (for shapes seen once, and to measure what graphs save).
-        make_search: what is captured, if not a :class:`DeviceSearch`: another search of fixed shapes.
+        cache: the keys and values that the prefill writes; graphs hold its addresses.
+        capture: False runs the same kernels one by one, to measure what graphs save.
+        make_search: (setup, places) -> what is captured; None: :class:`DeviceSearch`.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class GraphedSearch:
 
     @torch.inference_mode()
     def run(self, hidden: Tensor, dead: DeadNodes) -> Outcome:
-        """From the prompts' last hidden states [U, H]; ``dead`` may live on the host.
+        """Search from the prompts' last hidden states [U, H]; ``dead`` may be on the host.
 
-        The result [places, P] may have more places than there are users, and stands until the next call.
+        The result [places, P] may have more places than there are users, and is overwritten by the next call.
         """
         users = len(hidden)
         places = places_for(users)
@@ -100,7 +100,7 @@ class GraphedSearch:
         return captured.outcome
 
     def candidates_read(self) -> tuple[int, int]:
-        """Candidates allowed, and read again by the selection, over all graphs that are still kept."""
+        """:meth:`DeviceSearch.candidates_read` summed over all graphs that are still kept."""
         searches = [*self._eager.values(), *(captured.search for captured in self._graphs.kept())]
         counts = [search.candidates_read() for search in searches]
         return sum(allowed for allowed, _ in counts), sum(read for _, read in counts)
@@ -127,7 +127,7 @@ class GraphedSearch:
 
 
 def _load(inputs: Tensor, tables: DeadNodes, present: Tensor, hidden: Tensor, dead: DeadNodes) -> None:
-    """Fill a shape's buffers for a batch; places beyond its users hold nobody."""
+    """Fill a shape's buffers for a batch; places beyond its users are marked empty."""
     users = len(hidden)
     inputs[:users] = hidden
     present[:users] = True

@@ -1,7 +1,7 @@
-"""A lane: the buffers and the stream one batch at a time runs in on a GPU, from packed prompts to a result on the host.
+"""A lane: stream and buffers of a GPU that compute one batch at a time, from packed prompts to a result on the host.
 
-Work of a lane runs in the order it was queued, so a batch may be queued before the one ahead of it has ended; the
-result of each is copied to memory of its own. One lane is the default; several work side by side over the same weights.
+A lane's work runs in the order in which it was queued, so a batch may be queued before the one ahead of it has ended;
+each result is copied to memory of its own. One lane is the default; several run side by side over the same weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Queued:
-    """A batch in a lane's stream; ``outcome`` is on the host once ``ready`` has happened."""
+    """A batch in a lane's stream. ``outcome`` may be read, on the host, once the event ``ready`` has happened."""
 
     outcome: Outcome
     started: torch.cuda.Event
@@ -57,7 +57,7 @@ class Lane:
         self._last: torch.cuda.Event | None = None
 
     def holds(self, tokens: int, users: int) -> bool:
-        """Whether such a batch fits."""
+        """Whether a batch of that size fits."""
         return tokens <= self.cache.tokens and users <= self.cache.users
 
     @property
@@ -87,7 +87,7 @@ class Lane:
 
 
 class Clock:
-    """Times of a device's events on the host's clock."""
+    """Translates a device's events to times of the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         with torch.cuda.device(device):
@@ -97,12 +97,12 @@ class Clock:
         self._zero_at = time.perf_counter()
 
     def at(self, event: torch.cuda.Event) -> float:
-        """Seconds of ``time.perf_counter`` at which an event that has happened did so."""
+        """When an event happened, in seconds of ``time.perf_counter``. It must have happened."""
         return self._zero_at + float(self._zero.elapsed_time(event)) / 1e3
 
 
 class Lanes:
-    """Up to ``most`` lanes, made when batches overlap for the first time.
+    """Up to ``most`` lanes. Another one is made when a batch comes and none is idle.
 
     Args:
         make: (tokens, users, number) -> lane.
@@ -117,16 +117,16 @@ class Lanes:
 
     @property
     def first(self) -> Lane | None:
-        """The lane that batches run in one after the other."""
+        """The first lane, which takes every batch that does not overlap another; None before the first batch."""
         return self._lanes[0] if self._lanes else None
 
     def reserve(self, tokens: int, users: int) -> None:
-        """Make sure that the first lane holds such a batch."""
+        """Make sure that a batch of that size fits in the first lane."""
         with self._lock:
             self._sized(0, tokens, users)
 
     def run(self, pack: PackedPrompts, dead: DeadNodes, copied: torch.cuda.Event | None) -> Queued:
-        """Queue a batch in an idle lane, or behind the batch that was queued first. Threads take turns."""
+        """Queue a batch in an idle lane, else in a new one, else in the next in turn. One thread at a time."""
         with self._lock:
             lane = self._sized(self._next(), pack.cache_tokens, len(pack.lengths))
             return lane.run(pack, dead, copied)
@@ -141,7 +141,7 @@ class Lanes:
         return self._turn
 
     def _sized(self, number: int, tokens: int, users: int) -> Lane:
-        """The lane, made anew where it is too small: that costs the graphs captured so far."""
+        """The lane, which is made anew if it is too small: then its graphs are lost."""
         if number == len(self._lanes):
             if number:  # as large as the first, which was made for the largest batch
                 tokens = max(tokens, self._lanes[0].cache.tokens)
@@ -151,20 +151,20 @@ class Lanes:
             small = self._lanes[number].cache
             tokens, users = max(tokens, small.tokens), max(users, small.users)
             del small
-            while len(self._lanes) > number:  # free first
+            while len(self._lanes) > number:  # free their memory before taking more
                 self._lanes.pop().wait()
             self._lanes.append(self._make(tokens, users, number))
         return self._lanes[number]
 
 
 def _inputs(pack: PackedPrompts, dead: DeadNodes) -> list[Tensor]:
-    # what the prefill uploads of pack.sequences is not among them: that is made and used in the lane's stream
+    # without what the prefill uploads for pack.sequences, which is both made and used in the lane's stream
     values = (*vars(pack).values(), *dead.inner, dead.leaves, dead.root)
     return [value for value in values if isinstance(value, Tensor)]
 
 
 def _event() -> torch.cuda.Event:
-    # blocking: a thread that waits for a batch leaves its core to others
+    # blocking: a thread that waits for the event sleeps instead of keeping its core busy
     return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
 

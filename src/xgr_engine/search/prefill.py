@@ -1,9 +1,9 @@
-"""Prefill of a single prompt as a CUDA graph: alone, a short prompt is computed faster than its kernels are launched.
+"""Prefill of a single prompt as a CUDA graph: the GPU computes a short one faster than the host launches its kernels.
 
-With several prompts in a batch the launches hide behind the device's work, and their ragged shapes rarely come again;
-those run kernel by kernel. One prompt is rounded up to a few sizes: the tokens behind its end come after it in time,
-so causal attention keeps them from changing anything, and their keys are never read. An encoder would attend to them:
-its prompts are never padded, and run kernel by kernel.
+With several prompts in a batch the launches hide behind the device's work, and their ragged shapes rarely recur, so
+those run kernel by kernel. A single prompt is padded to one of a few sizes: causal attention keeps the padding, which
+comes after the prompt, from changing anything, and its keys are never read. An encoder would attend to padding, so its
+prompts run kernel by kernel too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xattention.ragged import Ragged
 
 _GRAPHS_KEPT = 8
-_STEP = 128  # sizes are multiples of it
-_LONGEST = 4096  # from here on the device takes longer than the launches
+_STEP = 128  # sizes are multiples of this
+_LONGEST = 4096  # tokens; a longer prompt takes the device longer than the launches take the host
 
 
 def rounded_up(tokens: int) -> int:
-    """The size of the graph for a prompt of ``tokens`` tokens; a cache should have room for it."""
+    """The size of the graph for a prompt of ``tokens`` tokens. The cache must have room for it, or no graph is used."""
     return -(-tokens // _STEP) * _STEP
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph and what it holds addresses of: the pack's tensors, the uploads of its sequences among them."""
+    """A graph and the tensors whose addresses it holds: the pack's, with uploads of its sequences, and the result."""
 
     graph: torch.cuda.CUDAGraph
     pack: PackedPrompts
@@ -42,7 +42,7 @@ class GraphedPrefill:
     """Prefills over one cache.
 
     Args:
-        cache: filled by every call; graphs hold its addresses.
+        cache: every call fills it; graphs hold its addresses.
         capture: False runs everything kernel by kernel.
     """
 
@@ -51,11 +51,11 @@ class GraphedPrefill:
         self.cache = cache
         self.capture = capture
         self._graphs: RecentGraphs[int, _Captured] = RecentGraphs(_GRAPHS_KEPT)
-        # one for all sizes: of these graphs, too, only one runs at a time
+        # one pool for all sizes, since only one of these graphs runs at a time
         self._pool = torch.cuda.graph_pool_handle() if capture else None
 
     def run(self, pack: PackedPrompts) -> Tensor:
-        """The last hidden states [U, H] of a batch. They stand until the next call."""
+        """The last hidden states [U, H] of a batch, which the next call overwrites."""
         size = rounded_up(pack.lengths[0])
         alone = len(pack.lengths) == 1 and self.model.causal
         if not self.capture or not alone or size > min(_LONGEST, self.cache.tokens):

@@ -1,4 +1,4 @@
-"""What every search of a model over a catalog shares, and the step that both kinds of search take last."""
+"""What the host search and the device search share: inputs, result, and the last step, the score suffix."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class SearchSetup:
     """A model, a catalog's trie on its device, and the options.
 
     Attributes:
+        levels: the trie, from the root down.
         score_suffix: token ids scored after each finished SID (the model's score contract).
     """
 
@@ -33,13 +34,13 @@ class SearchSetup:
 
     @property
     def slots(self) -> int:
-        """Generated tokens the KV cache must hold a user: the rows of every level but the last, and the suffix's."""
+        """Generated tokens per user in the KV cache: those of the rows of all levels but the last, and the suffix's."""
         rows = sum(min(self.options.beam, level.inner_count) for level in self.levels[:-1])
         return rows + self.options.beam * len(self.score_suffix)
 
     @property
     def answers(self) -> int:
-        """Complete SIDs a user that may still be among the best: K, each has an item. A suffix can reorder all W."""
+        """Complete SIDs to keep per user. K are enough, since each has an item; but a suffix may reorder all W."""
         return self.options.beam if self.score_suffix else self.options.top_k
 
 
@@ -48,7 +49,8 @@ class DeadNodes:
     """What each user may not get, as tensors (:class:`xgr_engine.xbeam.exclusions.Exclusions`).
 
     Attributes:
-        inner: per depth int32 [U, M_d]; leaves: int32 [U, M].
+        inner: per depth int32 [U, M_d].
+        leaves: int32 [U, M].
         root: int64 [U] node of depth 0 where each user's search starts.
     """
 
@@ -58,7 +60,7 @@ class DeadNodes:
 
     @classmethod
     def none(cls, levels: int, users: int, device: torch.device, width: int = 0) -> DeadNodes:
-        """Nobody has anything excluded: tables of ``width`` without an entry, each a tensor of its own."""
+        """Nothing is excluded for anybody: tables [users, ``width``] without an entry, which share no memory."""
 
         def table() -> Tensor:
             return torch.full((users, width), NO_NODE, dtype=torch.int32, device=device)
@@ -76,7 +78,7 @@ class DeadNodes:
         )
 
     def to(self, device: torch.device) -> DeadNodes:
-        """The same on ``device``; from host to GPU without a wait for the copy."""
+        """The same on ``device``; see :func:`upload`."""
         inner = tuple(upload(table, device) for table in self.inner)
         return DeadNodes(inner, upload(self.leaves, device), upload(self.root, device))
 
@@ -86,9 +88,9 @@ class Outcome:
     """What a search found.
 
     Attributes:
-        leaf: int64 [U, P] complete SIDs; score: float32 [U, P], -inf = empty place. In no particular order.
-        finite: bool scalar: every hidden state, and all that scores are measured against, were numbers. If not, the
-            rest means nothing.
+        leaf: int64 [U, P] complete SIDs, in no particular order.
+        score: float32 [U, P], -inf = empty place.
+        finite: bool scalar, whether all hidden states and normalisers were finite. If not, the rest means nothing.
     """
 
     leaf: Tensor
@@ -97,10 +99,13 @@ class Outcome:
 
 
 def score_suffix(setup: SearchSetup, pool: Finished, cache: KVCache, free_slot: int) -> Tensor:
-    """Scores of the finished SIDs with the contract's tokens after them: float32 [U, P].
+    """Scores of the finished SIDs, float32 [U, P], with those of the contract's tokens after them added.
 
-    These tokens are no codes, so they are measured over the whole vocabulary in every mode. Empty places of the pool
-    go along and stay at -inf.
+    These tokens are not codes, so they are normalised over the whole vocabulary, whatever ``score_over`` says. Empty
+    places of the pool are computed too, and stay at -inf.
+
+    Args:
+        free_slot: the first slot of each user that no row has taken.
     """
     users, places = pool.leaf.shape
     device = pool.leaf.device

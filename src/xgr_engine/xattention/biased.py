@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xgr_engine.xattention.upload import upload
 
-# not cuDNN, which torch may prefer on Hopper: it builds a plan for every shape, and here each length is one
+# not cuDNN, which torch may prefer on Hopper: it builds a plan for every shape, and here every length is a new shape
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -51,13 +51,13 @@ def by_length(starts: Sequence[int], lengths: Sequence[int], device: torch.devic
 def distance_bucket(distance: Tensor, *, both_ways: bool, buckets: int, max_distance: int) -> Tensor:
     """Which of ``buckets`` biases belongs to a key ``distance`` tokens after its query (negative: before it).
 
-    Half of the buckets (of each direction's share) are single distances, the others grow with the logarithm up to
-    ``max_distance``; what is farther shares the last one. Float32, as transformers computes it: an edge between two
-    buckets must not fall elsewhere.
+    Half of a direction's buckets hold one distance each; the others widen logarithmically up to ``max_distance``, and
+    everything farther shares the last one. Computed in float32, as transformers does, so that every distance falls into
+    the same bucket.
 
     Args:
         distance: int64, any shape.
-        both_ways: keys after the query have a half of their own (encoder); else they count as distance 0.
+        both_ways: keys after the query have half of the buckets (encoder); else they count as distance 0.
     """
     first = torch.zeros_like(distance)
     if both_ways:
@@ -73,11 +73,11 @@ def distance_bucket(distance: Tensor, *, both_ways: bool, buckets: int, max_dist
 
 
 def distance_table(weight: Tensor, *, both_ways: bool, max_distance: int) -> Tensor:
-    """The bias of every distance that has one of its own, [distances, H] in the dtype of ``weight`` [buckets, H].
+    """The bias of every distance up to ``max_distance``, [distances, H] in the dtype of ``weight`` [buckets, H].
 
-    Key distances -max_distance .. max_distance of an encoder (``both_ways``), distances 0 .. max_distance back of a
-    decoder; what is farther has the bias at the table's end. The buckets are found on the host, whose logarithm decides
-    an edge the same way wherever the model runs.
+    An encoder (``both_ways``) has distances -max_distance .. max_distance, a decoder 0 .. max_distance back; everything
+    farther has the bias at the table's end. Buckets are found on the host, so that a device whose logarithm rounds
+    otherwise puts no distance into another bucket.
     """
     distance = torch.arange(-max_distance, max_distance + 1) if both_ways else -torch.arange(max_distance + 1)
     bucket = distance_bucket(distance, both_ways=both_ways, buckets=len(weight), max_distance=max_distance)
@@ -85,10 +85,10 @@ def distance_table(weight: Tensor, *, both_ways: bool, max_distance: int) -> Ten
 
 
 def encoder_bias(table: Tensor, longest: int) -> Tensor:
-    """Biases [H, m, m], query by key, m >= ``longest`` a multiple of 8, from a table [distances, H] of both ways.
+    """Biases [H, m, m], query by key, from the :func:`distance_table` of an encoder; m is ``longest`` or a little more.
 
-    Shorter sequences read a corner of it: the bias depends on the distance alone. A GPU's kernel reads rows that begin
-    at multiples of 16 bytes as they are, and copies others at every call.
+    Shorter sequences read a corner of it, since the bias depends on the distance alone. m is a multiple of 8, so that
+    rows begin at multiples of 16 bytes: torch's GPU kernels would copy other ones at every call.
     """
     size = -(-longest // 8) * 8
     far = len(table) // 2
@@ -98,7 +98,7 @@ def encoder_bias(table: Tensor, longest: int) -> Tensor:
 
 
 def encoder_kernels() -> AbstractContextManager[None]:
-    """The kernels of torch that :func:`encoder_attention` is for, entered once around all layers."""
+    """Limits torch to the kernels that suit :func:`encoder_attention`; entered once around all layers."""
     return sdpa_kernel(_KERNELS)
 
 
@@ -129,9 +129,10 @@ def own_attention(q: Tensor, gen_k: Tensor, gen_v: Tensor, ancestors: Tensor, bi
 
     Args:
         q: [U, R, H, D].
-        gen_k, gen_v: [U, S, H, D] generated tokens, S slots a user.
-        ancestors: int [U, R, A] the slots of a row's tokens in order, its own last; -1 = none. The first is there.
-        bias: float32 [P, H] by distance back to a token; what is farther than P - 1 counts as P - 1.
+        gen_k, gen_v: [U, S, H, D] keys and values of generated tokens, S slots per user.
+        ancestors: int [U, R, A] the slots of a row's tokens in order, the current one last; -1 = none. The first must
+            not be -1.
+        bias: float32 [P, H] by distance back to a token; distances beyond P - 1 count as P - 1.
 
     Returns:
         [U, R, H, D] in the dtype of q; sums in float32 (float64 for float64 inputs).
@@ -139,13 +140,14 @@ def own_attention(q: Tensor, gen_k: Tensor, gen_v: Tensor, ancestors: Tensor, bi
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     there = ancestors >= 0
     distance = (there.sum(-1, keepdim=True) - there.cumsum(-1)).clamp_max_(len(bias) - 1)
-    # a hole reads the first token, which is a number: its weight is 0, but 0 times what an unused slot holds may be NaN
+    # a hole reads the first token instead: its weight is 0, but an unused slot may hold NaN, and 0 * NaN is NaN
     slots = torch.where(there, ancestors, ancestors[..., :1]).long()
     slots += torch.arange(len(q), device=q.device)[:, None, None] * gen_k.shape[1]
     columns = [own.flatten() for own in slots.unbind(-1)]
     keys, values = gen_k.flatten(0, 1), gen_v.flatten(0, 1)
     query = q.to(wide)
-    # A column at a time: all at once would copy A keys a row. On a CPU index_select takes a quarter of indexing's time.
+    # One column at a time: all at once would copy A keys per row. On a CPU, index_select takes a quarter of the time
+    # that indexing takes.
     found = (keys.index_select(0, own).view(q.shape) for own in columns)
     scores = torch.stack([(query * key.to(wide)).sum(-1) for key in found], dim=-1)
     scores += bias[distance].transpose(2, 3).to(wide)  # [U, R, H, A]

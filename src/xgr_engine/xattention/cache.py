@@ -1,4 +1,4 @@
-"""Keys and values of a batch: the prompt once a user, generated tokens one slot each, in buffers used again."""
+"""Keys and values of a batch: prompts once per user, generated tokens in slots. The buffers serve batch after batch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KVCache:
-    """Buffers for batches of up to ``users`` prompts with ``tokens`` tokens together, all layers. Contents come and go,
-    addresses stay, so that a captured CUDA graph can read them.
+    """Buffers of all layers for batches of up to ``users`` prompts with ``tokens`` tokens together.
+
+    Their addresses never change, so that a captured CUDA graph can read them.
 
     Attributes:
-        prompt_k, prompt_v: [layers, tokens, Hkv, D], prompts packed back to back behind ``prompt_start[0]`` rows that
-            hold what all prompts begin with (each user's region repeats it, so that a user's keys are one run).
+        prompt_k, prompt_v: [layers, tokens, Hkv, D]. The first ``prompt_start[0]`` rows hold what all prompts begin
+            with; the prompts follow back to back. Each repeats the shared beginning, so that its keys are one run.
         prompt_start: int32 [users + 1] on the device; user u owns rows ``prompt_start[u] : prompt_start[u + 1]``.
-        lengths: int64 [users] prompt lengths on the device; the position of a user's first generated token.
+        lengths: int64 [users] prompt lengths on the device, which are the positions of the first generated tokens.
         generated_k, generated_v: [layers, users * slots, Hkv, D]; slot s of user u is row ``u * slots + s``. A beam
             finds its own tokens through its ancestor table.
-        slots: generated tokens a user.
+        slots: generated tokens that a user has room for.
     """
 
     prompt_k: Tensor
@@ -44,9 +45,9 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """Room for ``users`` prompts of ``tokens`` tokens together (shared rows counted) and ``slots`` a user.
+        """Room for ``users`` prompts of ``tokens`` tokens together, shared rows included, and ``slots`` slots per user.
 
-        Contents are undefined until :meth:`begin`.
+        Call :meth:`begin` before use: until then the contents are undefined.
         """
 
         def empty(rows: int) -> Tensor:
@@ -64,24 +65,28 @@ class KVCache:
 
     @property
     def users(self) -> int:
-        """Prompts there is room for."""
+        """How many prompts fit."""
         return len(self.lengths)
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens there is room for."""
+        """How many prompt tokens fit."""
         return self.prompt_k.shape[1]
 
     def begin(self, lengths: list[int], shared: int) -> None:
-        """Start a batch of U <= ``users`` prompts behind ``shared`` rows; the places of further users stay empty."""
+        """Start a batch of prompts of ``lengths`` [U] behind ``shared`` rows; further places hold empty prompts.
+
+        Raises:
+            ValueError: the batch does not fit.
+        """
         starts = [shared]
         for length in lengths + [0] * (self.users - len(lengths)):
             starts.append(starts[-1] + length)
         if len(lengths) > self.users or starts[-1] > self.tokens:
             raise ValueError(
-                f"{len(lengths)} prompts of {starts[-1]} tokens in a cache for {self.users}, {self.tokens}"
+                f"{len(lengths)} prompts of {starts[-1]} tokens in a cache for {self.users} prompts of {self.tokens}"
             )
-        # from pageable memory the copy would wait for all that the device still has to do
+        # pinned for the reason given in xattention.upload
         pinned = self.lengths.is_cuda
         self.prompt_start.copy_(torch.tensor(starts, dtype=torch.int32, pin_memory=pinned), non_blocking=True)
         known = torch.tensor(lengths, dtype=torch.int64, pin_memory=pinned)

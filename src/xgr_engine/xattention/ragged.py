@@ -1,4 +1,4 @@
-"""Sequences packed back to back, as prefill attention wants to know them: shapes, offsets, lists of work."""
+"""Sequences packed back to back, as the kernels of prefill attention need them: shapes, offsets, lists of work."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from xgr_engine.xattention.upload import upload
 
-_L2_BYTES = 24 << 20  # keys and values that programs at work side by side may cover: about half of a Hopper GPU's L2
+_L2_BYTES = 24 << 20  # of keys and values that programs running side by side may cover: half of a Hopper GPU's L2 cache
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring sequences ``first`` .. ``stop`` of equal shape."""
+    """Neighbouring sequences ``first`` .. ``stop - 1``, each of ``queries`` queries and ``keys`` keys."""
 
     first: int
     stop: int
@@ -30,12 +30,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Ragged:
-    """S sequences of a batch. The batch owns them: all layers of its prefill share what is derived and uploaded here.
+    """S sequences of a batch. All layers of the batch's prefill share what is derived from them and uploaded here.
 
     Attributes:
         query_start: [S + 1]; sequence s owns the queries ``query_start[s] : query_start[s + 1]``.
-        key_start: [S + 1], likewise for keys. A sequence may have more keys than queries: its queries are then the
-            last positions (a prefix whose keys were computed before).
+        key_start: [S + 1], likewise for keys. A sequence may have more keys than queries: those of a prefix that was
+            computed before. Its queries are then its last positions.
     """
 
     query_start: tuple[int, ...]
@@ -44,7 +44,7 @@ class Ragged:
 
     @classmethod
     def of(cls, queries: Iterable[int], keys: Iterable[int]) -> Ragged:
-        """Sequences of so many queries and keys each."""
+        """Sequences with these numbers of queries and of keys."""
         return cls(tuple(accumulate(queries, initial=0)), tuple(accumulate(keys, initial=0)))
 
     @cached_property
@@ -55,7 +55,7 @@ class Ragged:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Neighbours of equal shape together; sequences without queries are left out."""
+        """Neighbours of equal shape as one run; sequences without queries are left out."""
         runs: list[Run] = []
         for index, (queries, keys) in enumerate(self.shapes):
             if runs and runs[-1] == Run(runs[-1].first, index, queries, keys):
@@ -66,12 +66,12 @@ class Ragged:
 
     @cached_property
     def square(self) -> bool:
-        """Whether no sequence has a prefix, that is more keys than queries."""
+        """Whether every sequence has as many keys as queries, that is, no prefix."""
         return all(queries == keys for queries, keys in self.shapes)
 
     @cached_property
     def longest(self) -> tuple[int, int]:
-        """Most queries and most keys of a sequence."""
+        """The most queries, and the most keys, that a sequence has."""
         return max(queries for queries, _ in self.shapes), max(keys for _, keys in self.shapes)
 
     def offsets(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -89,10 +89,10 @@ class Ragged:
         return self.uploaded(name, device, lambda: list_work(self, heads, kv_heads, key_bytes, cut))
 
     def uploaded(self, name: Any, device: torch.device, make: Callable[[], NDArray[np.int32]]) -> Tensor:
-        """What ``make`` gives, on the device: the layers of a prefill share one upload under a ``name``.
+        """What ``make`` returns, on the device. Later calls with the same ``name`` get the same tensor.
 
-        On a GPU the first call copies in the current stream, and nothing but that stream's order puts the copy before
-        its use: one object serves one stream (and one thread).
+        On a GPU the first call copies in the current stream, and only the order of that stream keeps the copy ahead of
+        its use: use an object in one stream and one thread.
         """
         found = self._uploads.get(name)
         if found is None:
@@ -105,10 +105,10 @@ class Cut:
     """How a kernel cuts the work.
 
     Attributes:
-        rows: query tokens of a work item.
-        keys: keys of a step.
-        programs: programs that walk over the items in turns (item i belongs to program i modulo this); None: one
-            program an item, taken up in order.
+        rows: query tokens per work item.
+        keys: keys per step.
+        programs: programs that share the items (item i belongs to program i modulo this); None: one program per item,
+            started in order.
     """
 
     rows: int
@@ -117,22 +117,22 @@ class Cut:
 
 
 def list_work(sequences: Ragged, heads: int, kv_heads: int, key_bytes: int, cut: Cut) -> NDArray[np.int32]:
-    """Every tile of query tokens of every query head, in an order that programs can walk.
+    """The work items of a prefill: each is a tile of query tokens of one query head.
 
-    Items whose keys fit in the L2 cache together are neighbours, the longest of them first; the last programs to finish
-    therefore hold short items. Where programs take turns, items are dealt out so that all have about as many steps.
+    Items whose keys fit in the L2 cache together are neighbours, the longest of them first, so that the last ones to
+    run are short. Where programs share the items, they are dealt out so that all programs have about as many steps.
 
     Args:
-        key_bytes: of one key and its value.
+        key_bytes: size of one key and its value.
 
     Returns:
-        int32 [items, 5]: first query row, query rows, first key row of the sequence, position of the first query row in
-        the sequence (it sees that many keys and its own), query head.
+        int32 [items, 5] in the order of execution: first query row, number of query rows, first key row of the
+        sequence, position of the first query row in the sequence (it sees the keys up to that position), query head.
     """
     tiles = _tiles(sequences, cut.rows)
     group = heads // kv_heads
     steps = -(-(tiles[:, 3] + tiles[:, 1]) // cut.keys)
-    # every (sequence, key-value head) pair in turn fills the cache: longest sequences first, so that short ones end
+    # the (sequence, key-value head) pairs fill the cache one after the other, those of the longest sequences first
     sequence = tiles[:, 4]
     pair_bytes = np.array([keys for _, keys in sequences.shapes], np.int64) * key_bytes
     by_length = np.argsort(-pair_bytes, kind="stable")
@@ -151,7 +151,7 @@ def list_work(sequences: Ragged, heads: int, kv_heads: int, key_bytes: int, cut:
 
 
 def _tiles(sequences: Ragged, rows: int) -> NDArray[np.int64]:
-    """[tiles, 5]: first query row, query rows, first key row, position, sequence; whole tiles but each last one."""
+    """[tiles, 5]: first query row, query rows, first key row, position, sequence. A sequence's last may be short."""
     parts = []
     for index, (queries, keys) in enumerate(sequences.shapes):
         first = np.arange(0, queries, rows)
@@ -166,8 +166,8 @@ def _tiles(sequences: Ragged, rows: int) -> NDArray[np.int64]:
 
 
 def _shared_out(items: NDArray[np.int32], steps: NDArray[np.int64], programs: int) -> NDArray[np.int32]:
-    """Reorder so that programs which take turns end together: of each next ``programs`` items, the longest goes to the
-    program with the least work so far."""
+    """Reorder so that programs finish together: of every ``programs`` items, in order, the longest goes to the program
+    with the least work so far, the next to the one with the next least, and so on."""
     load = np.zeros(programs, np.int64)
     share = np.empty(len(items), np.int64)  # the program of each item
     for first in range(0, len(items), programs):

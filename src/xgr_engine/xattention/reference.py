@@ -1,7 +1,7 @@
 """Attention of beams over a shared prompt, in plain torch: the definition, the oracle, and the CPU path.
 
-Two kinds of keys meet in one softmax: the prompt, stored once a user and read by all of its beams, and the few tokens
-each beam generated itself, found through a table of ancestors. Re-ordering beams therefore moves integers, never KV.
+Two kinds of keys meet in one softmax: the prompt, stored once per user and read by all of its beams, and the few tokens
+each beam generated itself, found through a table of ancestors. Reordering beams therefore moves integers, never KV.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from xgr_engine.xattention.ragged import Ragged
 
-GROUP_LOGITS = 8 << 20  # numbers; 32 MiB of float32
+# Attention scores of the users that are computed together, at most: 32 MiB of float32.
+_GROUP_LOGITS = 8 << 20
 
 
 def beam_attention(
@@ -27,18 +28,18 @@ def beam_attention(
     ancestors: Tensor,
     scale: float,
 ) -> Tensor:
-    """Decode attention (xAttention, arXiv 2512.11529, shared and unshared stage under one softmax).
+    """Decode attention: the shared and the unshared stage of xAttention (arXiv 2512.11529) under one softmax.
 
     Args:
-        q: [U, R, Hq, D] one query a beam row. Rows of dead beams may hold anything finite.
+        q: [U, R, Hq, D] one query per beam row. Rows of dead beams may hold anything finite.
         prompt_k, prompt_v: [T, Hkv, D] the users' prompts back to back.
         prompt_start: int [U + 1]; user u owns the prompt rows ``prompt_start[u] : prompt_start[u + 1]``.
-        gen_k, gen_v: [U, S, Hkv, D] keys and values of generated tokens, S slots a user.
+        gen_k, gen_v: [U, S, Hkv, D] keys and values of generated tokens, S slots per user.
         ancestors: int [U, R, A] the slots of this row's own generated tokens, the current one included; -1 = none.
         scale: factor on q.k, usually D ** -0.5.
 
     Returns:
-        [U, R, Hq, D] in the dtype of q; sums in float32 (float64 for float64 inputs).
+        [U, R, Hq, D] in the dtype of q, zeros for a row without any key. Sums are float32 (float64 for float64 inputs).
     """
     starts = prompt_start.tolist()
     lengths = [stop - start for start, stop in pairwise(starts[: len(q) + 1])]
@@ -51,18 +52,18 @@ def beam_attention(
 
 
 def _groups(lengths: list[int], lines: int) -> list[tuple[int, int]]:
-    """Runs of users computed together: many small products cost more than a few large ones, up to a bound of memory."""
+    """Runs of users to compute together: a few large products cost less than many small ones, but more memory."""
     groups, first, longest = [], 0, 0
     for user, length in enumerate(lengths):
         longest = max(longest, length)
-        if user > first and (user + 1 - first) * lines * longest > GROUP_LOGITS:
+        if user > first and (user + 1 - first) * lines * longest > _GROUP_LOGITS:
             groups.append((first, user))
             first, longest = user, length
     return [*groups, (first, len(lengths))] if lengths else []
 
 
 def _padded(start: Tensor, lengths: list[int], total: int) -> tuple[Tensor, Tensor]:
-    """Prompt rows [U, longest] of each user, all below ``total``, and where they are padding (any row stands there)."""
+    """Prompt rows of each user and whether they are padding, both [U, longest]. Padding is any row below ``total``."""
     length = torch.tensor(lengths, device=start.device)[:, None]
     place = torch.arange(max(lengths), device=start.device)
     rows = start[:, None] + torch.minimum(place, length - 1).clamp_min_(0)
@@ -85,14 +86,14 @@ def _attend(
     group = heads // kv_heads
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
     place, padding = prompt
-    # [U, Hkv, R * G, D]: the group's heads are more query rows over the same keys
+    # [U, Hkv, R * G, D]: to the keys, the heads of a group are nothing but more query rows
     query = q.view(users, rows, kv_heads, group, dim).permute(0, 2, 1, 3, 4).to(acc)
     stacked = query.reshape(users, kv_heads, rows * group, dim)
     keys, values = prompt_k[place].permute(0, 2, 3, 1).to(acc), prompt_v[place].transpose(1, 2).to(acc)
     logits = torch.matmul(stacked, keys).mul_(scale)
     if padding.any():
         logits = logits.masked_fill_(padding[:, None, None, :], -torch.inf)
-        # their weight is 0, but 0 * NaN is NaN: a user without a prompt has no valid row to repeat
+        # padding has weight 0, but 0 * NaN is NaN, and what padding a user without a prompt reads may be NaN
         values = values.masked_fill(padding[:, None, :, None], 0)
     length = logits.shape[-1]
     logits = logits.view(users, kv_heads, rows, group, length)
@@ -118,8 +119,9 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: 
     """Causal self-attention over ragged sequences packed back to back, without padding.
 
     Args:
-        q: [N, Hq, D] the sequences' queries; k, v: [T, Hkv, D] their keys and values.
-        sequences: which rows of q and of k, v belong together; rows of k and v behind the last key are not read.
+        q: [N, Hq, D] the sequences' queries.
+        k, v: [T, Hkv, D] their keys and values.
+        sequences: which rows of q and of k, v belong together; rows of k and v after the last key are not read.
         scale: factor on q.k, usually D ** -0.5.
 
     Returns:

@@ -28,7 +28,7 @@ from xgr_engine.errors import UsageError
 from xgr_engine.kernels.launch import ceil_div, is_hopper, multiprocessors, power_of_two
 
 LOG2E = 1.4426950408889634
-_MERGE_LINES = 8  # lines of a merging program
+_MERGE_LINES = 8  # lines per program of the merging kernel
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class AttentionTiles:
     """How the work is cut. Results differ between cuts only by float32 rounding.
 
     Attributes:
-        rows: query rows of a program (a power of two, at least 16).
-        keys: prompt tokens of a step (a power of two, at least 16).
+        rows: query rows per program (a power of two, at least 16).
+        keys: prompt tokens per step (a power of two, at least 16).
         warps, stages: Triton's ``num_warps`` and software-pipelining depth.
         splits: programs that share a prompt; partial results are merged by a second kernel when there are several.
-        hopper: run the hand-scheduled kernel of ``hopper`` (rows must be 128, keys 64 or 128; warps is not used).
+        hopper: run the hand-scheduled kernel of ``hopper``. Rows must be 128, keys 64 or 128; ``warps`` is ignored.
     """
 
     rows: int = 64
@@ -222,7 +222,10 @@ def _merge_kernel(
 def choose_tiles(
     users: int, beams: int, kv_heads: int, group: int, dtype: torch.dtype, processors: int, hopper: bool = False
 ) -> AttentionTiles:
-    """Tiles for a shape: large enough to feed the tensor cores, split where there are too few programs."""
+    """Tiles for a shape: large enough to feed the tensor cores; the prompt is split where there are too few programs.
+
+    ``group`` is G, ``processors`` the GPU's multiprocessors, ``hopper`` whether the kernel of ``hopper`` may run.
+    """
     lines = beams * group
     if dtype == torch.float32:
         rows, keys, warps, stages = 32, 16, 8, 2  # IEEE products hold whole operands in registers: larger tiles spill
@@ -251,12 +254,13 @@ def beam_attention(
     *,
     tiles: AttentionTiles | None = None,
 ) -> Tensor:
-    """Decode attention of beams over their user's prompt and their own generated tokens.
+    """As :func:`xgr_engine.xattention.reference.beam_attention`.
 
-    Args and result as :func:`xgr_engine.xattention.reference.beam_attention`; ``tiles`` overrides the choice of tile
-    sizes. Inputs are bfloat16, float16 or float32, contiguous in their last dimension; ``scale`` is positive. float32
-    inputs are multiplied in IEEE float32. Only the rows and slots that the tables name can reach the result. A row
-    without any key gets zeros.
+    Inputs are bfloat16, float16 or float32 (multiplied in IEEE float32), contiguous in their last dimension; ``scale``
+    is positive. Only the rows and slots that the tables name can reach the result.
+
+    Args:
+        tiles: overrides :func:`choose_tiles`.
 
     Raises:
         UsageError: shapes or strides that the kernel does not cover.
@@ -294,9 +298,11 @@ def attend(
     state: Tensor,
     tiles: AttentionTiles,
 ) -> None:
-    """The kernel alone. With a ``state`` [2, splits, lines] of its own, ``out`` [splits, lines, D] gets the weighted
-    values of each split before the division, ``state`` their maximum and sum (base 2); with ``state is out``, the
-    result."""
+    """The kernel alone, without the merge of splits. Args as :func:`beam_attention`; ``out`` and ``state`` are written:
+
+    with ``state is out`` the result [U, R, Hq, D], else float32 [splits, lines, D] weighted values of each split before
+    the division, and float32 [2, splits, lines] their maximum and sum (base 2), where lines = U * R * Hq.
+    """
     if tiles.hopper:
         from xgr_engine.xattention import hopper as specialized  # Gluon is loaded only where it runs
 

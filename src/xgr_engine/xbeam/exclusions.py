@@ -1,7 +1,7 @@
 """What a user may not get, as dead trie nodes: a prefix with no allowed item under it must not cost a beam.
 
 Leaves are numbered in SID order, so the nodes above an excluded item are found by binary search, and a node is dead
-when as many of its leaves are dead as it has. The tables hold only dead nodes: a few a user, whatever the catalog.
+when all its leaves are. The tables hold only dead nodes: a few per user, however large the catalog.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Exclusions:
 
     Attributes:
         leaves: int32 [U, M] dead leaves.
-        inner: per depth 1..L int32 [U, M_d] nodes under which, themselves apart, no live leaf hangs.
-        item_positions: per user the excluded places of ``trie.items``, ascending, without repeats.
-        reachable_items, reachable_leaves: int64 [U] what is left for each user.
+        inner: per depth 1..L int32 [U, M_d] nodes without a live leaf below them; whether the node itself is one
+            does not count.
+        item_positions: per user the places in ``trie.items`` that are excluded, ascending, without repeats.
+        reachable_items, reachable_leaves: int64 [U] how many are left for each user.
         root: int64 [U] node of depth 0 where each user's search starts.
     """
 
@@ -64,7 +65,7 @@ def find_dead_nodes(trie: ItemTrie, rules: Sequence[NDArray[np.int32] | UserRule
     dead_user, dead_leaf = dead_user[full], dead_leaf[full]
     inner = []
     for depth in range(1, trie.levels + 1):
-        # a leaf of this very depth is the node itself: it says nothing of what hangs under it
+        # a leaf of this very depth is the node itself, not something below it
         below = trie.leaf_depth[dead_leaf] > depth
         owner, under = dead_user[below], dead_leaf[below]
         owner, node, occurrences = _counted(
@@ -84,7 +85,7 @@ def find_dead_nodes(trie: ItemTrie, rules: Sequence[NDArray[np.int32] | UserRule
 
 
 def _last_at_or_before(starts: NDArray[np.int32], values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place of the last start that is not above each value. Other types than the array's would copy the whole array."""
+    """Index of the last start that is at most each value. Searching for another dtype would copy the whole array."""
     return np.searchsorted(starts, values.astype(starts.dtype), side="right") - 1
 
 
@@ -106,7 +107,7 @@ def _table(users: int, user: NDArray[np.int64], node: NDArray[np.int64]) -> NDAr
 
 
 def contains(table: Tensor, values: Tensor) -> Tensor:
-    """Whether ``values[u, c]`` stands in row u of ``table`` [U, M] (ascending): bool [U, C]."""
+    """Whether ``values[u, c]`` is in row u of ``table`` [U, M], whose rows ascend: bool [U, C]."""
     if table.shape[1] == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     at = torch.searchsorted(table, values.to(table.dtype).contiguous()).clamp_max_(table.shape[1] - 1)

@@ -19,7 +19,9 @@ class BatchResult:
 
     Attributes:
         counts: int32 [U] items of each user: ``min(K, reachable)``.
-        item_rows: int32 [sum] rows of ``items.parquet``; leaves: int32 [sum]; scores: float32 [sum] log-probabilities.
+        item_rows: int32 [sum of counts] rows of ``items.parquet``.
+        leaves: int32 [sum of counts] the leaf of each item.
+        scores: float32 [sum of counts] log-probabilities.
         short: bool [U] fewer than K were reachable.
     """
 
@@ -40,10 +42,11 @@ def rank_items(
     """Order leaves by score, then SID; expand each into its allowed items; keep K.
 
     Args:
-        leaves: [U, P]; scores: [U, P], -inf = empty place.
+        leaves: [U, P] complete SIDs in any order.
+        scores: [U, P], -inf = empty place.
 
     Raises:
-        XgrError: a user has another number of items than ``min(K, reachable)``: a fault of the search.
+        XgrError: some user's number of items is not ``min(K, reachable)``, which is a fault of the search.
     """
     top_k = options.top_k
     reachable = exclusions.reachable_items if options.collisions == "all" else exclusions.reachable_leaves
@@ -63,9 +66,9 @@ def rank_items(
         counts.append(len(places))
     if (np.array(counts, np.int64) != np.minimum(reachable, top_k)).any():
         raise XgrError(
-            "internal error: the search found another number of items than are reachable",
-            why=f"found {counts[:8]}, reachable {reachable[:8].tolist()}, K {top_k}",
-            hint="please report this with the catalog's `xgr inspect --json`",
+            "internal error: the search did not find as many items as there are",
+            why=f"K {top_k}; found for the first users {counts[:8]}, allowed {reachable[:8].tolist()}",
+            hint="please report this with what `xgr inspect --json` prints for the catalog",
         )
     return BatchResult(
         counts=np.array(counts, np.int32),
@@ -79,7 +82,7 @@ def rank_items(
 def _allowed_items(
     trie: ItemTrie, leaf: NDArray[np.int64], excluded: NDArray[np.int64], only_first: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Places in ``trie.items`` of the leaves' allowed items, in the leaves' order, and which leaf each comes from."""
+    """Places in ``trie.items`` of the leaves' allowed items, leaf by leaf, and for each the index of its leaf."""
     start = trie.item_start[leaf].astype(np.int64)
     size = trie.item_start[leaf + 1] - start
     owner = np.repeat(np.arange(len(leaf)), size)

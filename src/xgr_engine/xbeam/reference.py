@@ -21,7 +21,8 @@ class Candidates:
     """All children of a batch's live rows, ragged lists padded to the longest: [U, C], in node order.
 
     Attributes:
-        child: int64 node at the next depth; parent: int64 row of :class:`Beams` it descends from.
+        child: int64 node at the next depth.
+        parent: int64 row of :class:`Beams` that it descends from.
         exists: bool, false in the padding.
     """
 
@@ -45,11 +46,13 @@ def list_candidates(beams: Beams, level: TrieLevel) -> Candidates:
 
 
 class ScoredRows:
-    """Head outputs of the rows that went through the model, packed, and where each row's stand.
+    """Head outputs of the rows that went through the model, packed, and where to find those of a row.
 
     Attributes:
-        done: bool [U, R]; logits: float32 [N, C_level]; normaliser: float32 [N], or None to normalise over the
-            live candidates; index: int64 [U, R] the row's place in them (0 where not done).
+        done: bool [U, R] which rows went through.
+        logits: float32 [N, C_level].
+        normaliser: float32 [N]; None to normalise over the live candidates.
+        index: int64 [U, R] line of ``logits`` of each row, 0 where not done.
     """
 
     def __init__(self, beams: Beams) -> None:
@@ -60,11 +63,11 @@ class ScoredRows:
 
     @property
     def rows(self) -> int:
-        """How many there are (N)."""
+        """How many rows went through (N)."""
         return len(self.logits)
 
     def add(self, chosen: Tensor, logits: Tensor, normaliser: Tensor | None) -> None:
-        """Add the rows of ``chosen`` (bool [U, R]), given in row-major order."""
+        """Add the outputs of the rows ``chosen`` (bool [U, R]), which come in row-major order."""
         self.index[chosen] = torch.arange(self.rows, self.rows + len(logits), device=logits.device)
         if self.rows:
             logits = torch.cat([self.logits, logits])
@@ -108,7 +111,7 @@ def _row_logsumexp(values: Tensor, row: Tensor, rows: int) -> Tensor:
         inside = place < (start[user] + count[user])[:, None]
         padded = values[user][place.clamp_max(row.shape[1] - 1)].masked_fill(~inside, -torch.inf)
         result.append(torch.logsumexp(padded, dim=-1))
-    # a row without a live child has -inf here; nothing reads it, but -inf - -inf would be NaN
+    # a row without a live child has -inf here: no score depends on it, but -inf - -inf would be NaN
     return torch.stack(result).nan_to_num_(neginf=0.0)
 
 
@@ -119,7 +122,7 @@ def select_top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         scores: float32 [U, C], -inf = not a candidate.
 
     Returns:
-        int64 [U, min(k, C)] positions, and float32 scores with -inf where a row has fewer candidates than that.
+        int64 [U, min(k, C)] positions, and their float32 scores, -inf where a row has too few candidates.
     """
     users, width = scores.shape
     if k == 0:
@@ -145,7 +148,8 @@ def live_candidates(
     """Which candidates may go on, and which complete an allowed SID: (open, leaf), bool [U, C].
 
     Args:
-        dead_inner: int32 [U, M] of this depth; dead_leaves: int32 [U, M'] (see :class:`Exclusions`).
+        dead_inner: int32 [U, M], those of the children's depth (see :class:`Exclusions`).
+        dead_leaves: int32 [U, M'].
     """
     nothing = torch.zeros_like(candidates.exists)
     open_, leaf = nothing, nothing
@@ -200,10 +204,11 @@ def finish(
 
 
 def merge_finished(old: Finished, new: Finished, width: int) -> Finished:
+    """The ``width`` best of two pools. SIDs of ``new`` are longer, so they have at least as many ancestors."""
     missing = new.ancestors.shape[2] - old.ancestors.shape[2]
     padded = torch.nn.functional.pad(old.ancestors, (0, missing), value=-1)
     leaf = torch.cat([old.leaf, new.leaf], 1)
-    # back to leaf order, so that ties settle by SID; empty places may stand anywhere
+    # back to leaf order, so that ties settle by SID; where empty places end up does not matter
     order = leaf.argsort(dim=1, stable=True)
     place, score = select_top(torch.cat([old.score, new.score], 1).gather(1, order), width)
     chosen = order.gather(1, place)

@@ -19,10 +19,10 @@ class TrieLevel:
     Attributes:
         child_start: [n_d + 1]; children of node i are ``child_start[i] : child_start[i + 1]``.
         column: [n_{d+1}] column of the child's code in the level's head slice.
-        leaf: [n_{d+1}] the child's leaf number, -1 where it is no complete SID. None where no child is one.
+        leaf: [n_{d+1}] the child's leaf number, -1 where it is not a complete SID. None where no child is one.
         inner: bool [n_{d+1}] whether the child has children. None where no child has any (the last level).
-        inner_count: how many children have children: no level needs more rows.
-        all_leaves, all_inner: every child is one (then no mask is needed).
+        inner_count: how many children have children; the next level needs no more rows than that.
+        all_leaves: every child is a leaf, so no mask is needed; all_inner: every child has children.
     """
 
     child_start: Tensor
@@ -35,7 +35,7 @@ class TrieLevel:
 
 
 def upload_trie(trie: ItemTrie, columns: tuple[NDArray[np.int32], ...], device: torch.device) -> tuple[TrieLevel, ...]:
-    """Copy what the search needs. ``columns`` is :meth:`SidTokenTable.bind` of the same trie."""
+    """Copy what the search needs. ``columns`` is what :meth:`SidTokenTable.bind` returns for the same trie."""
 
     def put(values: NDArray[np.int32] | NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
@@ -98,11 +98,13 @@ class Beams:
 
 @dataclass(frozen=True)
 class Finished:
-    """Complete SIDs found so far, at most W a user, in leaf order.
+    """Complete SIDs found so far: the P best of each user (P <= W), in leaf order.
 
     Attributes:
-        leaf: int64 [U, P]; score: float32 [U, P], -inf = empty place.
-        column: int64 [U, P] head-slice column of the last code; depth: int64 [U, P] number of codes.
+        leaf: int64 [U, P].
+        score: float32 [U, P], -inf = empty place.
+        column: int64 [U, P] head-slice column of the last code.
+        depth: int64 [U, P] number of codes.
         ancestors: int32 [U, P, A] slots of the codes before the last; -1 = none.
     """
 
@@ -114,7 +116,7 @@ class Finished:
 
     @classmethod
     def empty(cls, users: int, device: torch.device) -> Finished:
-        """No place at all: the first level that completes SIDs makes some."""
+        """P = 0: there is nothing to keep before the first level that completes SIDs."""
         none = torch.empty((users, 0), dtype=torch.int64, device=device)
         return cls(
             leaf=none,

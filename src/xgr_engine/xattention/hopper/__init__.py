@@ -17,8 +17,11 @@ ROWS = 128  # query rows of a work item
 
 
 def covers(q: Tensor, prompt_k: Tensor, prompt_v: Tensor, gen_k: Tensor, gen_v: Tensor) -> bool:
-    """Whether the kernel can run a call on a Hopper GPU: 16-bit inputs, D of 64 or 128, packed prompt rows, and every
-    row at a multiple of 16 elements (copies move 16 bytes at a time, and Triton looks for factors of 16 alone)."""
+    """Whether the kernel can run a call, given a Hopper GPU.
+
+    It needs 16-bit inputs, D of 64 or 128, packed prompt rows, and every row at a multiple of 16 elements: copies move
+    16 bytes at a time, and Triton specialises strides only for divisibility by 16.
+    """
     tokens, _, dim = prompt_k.shape
     return (
         q.dtype in (torch.bfloat16, torch.float16)
@@ -57,9 +60,13 @@ def launch(
 ) -> None:
     """Start the kernel on the current stream, for inputs that it :func:`covers`.
 
-    Args as :func:`xgr_engine.xattention.reference.beam_attention` but ``scale``, which is in base 2 (times log2(e)),
-    and: ``out`` [U, R, Hq, D], or with a ``state`` [2, splits, U, R, Hq] float32 of its own (not ``out`` itself)
-    [splits, U, R, Hq, D]; ``keys`` (64 or 128) a tile, ``stages`` tiles in flight; at most ``programs`` programs.
+    Args as :func:`xgr_engine.xattention.triton.attend`, except that ``scale`` is multiplied by log2(e), and:
+
+    Args:
+        keys: per tile, 64 or 128.
+        stages: tiles in flight.
+        splits: work items that share a prompt.
+        programs: started at most; each walks over several items.
     """
     users, beams, heads, dim = q.shape
     tokens, kv_heads, _ = prompt_k.shape

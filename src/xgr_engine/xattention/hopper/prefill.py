@@ -23,7 +23,7 @@ ROWS = 128  # query tokens of a work item
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """Keys a tile (64 or 128), tiles in flight, and items whose queries are in flight (1 or 2)."""
+    """Keys per tile (64 or 128), tiles in flight, and items whose queries are in flight (1 or 2)."""
 
     keys: int = 128
     stages: int = 2
@@ -31,8 +31,8 @@ class PrefillTiles:
 
 
 def covers(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel runs here: a Hopper GPU, 16-bit inputs, D of 64 or 128, heads of a token back to back and
-    tokens at multiples of 16 bytes."""
+    """Whether the kernel can run a call: a Hopper GPU, 16-bit inputs, D of 64 or 128, the heads of a token back to back
+    and tokens at multiples of 16 bytes."""
     return (
         is_hopper(q.device)
         and q.dtype in (torch.bfloat16, torch.float16)

@@ -1,7 +1,7 @@
 """Causal attention of ragged prompts on a GPU: one interface, several kernels, and the choice between them.
 
-Sequences are packed back to back and never padded. Every kernel has the signature :data:`Kernel`; ``KERNELS`` names
-them. :func:`choose` is the one place that knows which is quickest where.
+Sequences are packed back to back and never padded. Every kernel has the signature :data:`Kernel`, and ``KERNELS`` gives
+it a name. :func:`choose` is the one place that knows which is fastest for a call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["KERNELS", "Kernel", "choose", "preferred_kernels", "prompt_attention
 # (q, k, v, sequences, scale) -> [N, Hq, D]; tensors as in reference.prompt_attention
 Kernel = Callable[[Tensor, Tensor, Tensor, Ragged, float], Tensor]
 
-_FEW_SHAPES = 2  # up to here one cuDNN call for each is better than a kernel for all: it builds a plan for every shape
-_LONG = 2048  # keys from which FlashAttention-3 is ahead of our kernel
+_FEW_SHAPES = 2  # up to so many shapes one cuDNN call each beats one kernel for all; cuDNN builds a plan per shape
+_LONG = 2048  # keys from which on FlashAttention-3 is faster than our kernel
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -50,7 +50,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged) -> str:
-    """The name of the kernel for a call, as measured on an H200 (``benchmarks/results/prefill_h200.json``).
+    """The name of the fastest kernel for a call, by measurements on an H200 (``benchmarks/results/prefill_h200.json``).
 
     Milliseconds with 16/8 heads of D 128, for 8 x 1000 tokens, 8 x 512 to 1000, 8 x 5000, 8 x 3000 to 5000: ours
     0.076, 0.058, 1.45, 0.94; FlashAttention-3 0.086, 0.065, 1.41, 0.89; cuDNN 0.085, 0.164, 1.57, 1.28;
@@ -74,8 +74,10 @@ def choose(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged) -> str:
 def prompt_attention(
     q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float, *, kernel: str = "auto"
 ) -> Tensor:
-    """Args and result as :func:`xgr_engine.xattention.reference.prompt_attention`; ``kernel`` is a name of ``KERNELS``
-    or ``auto``, which is :func:`choose`. Call it inside :func:`preferred_kernels`.
+    """As :func:`xgr_engine.xattention.reference.prompt_attention`. Call it inside :func:`preferred_kernels`.
+
+    Args:
+        kernel: a name of ``KERNELS``, or ``auto`` for what :func:`choose` says.
 
     Raises:
         UsageError: no such kernel, or the one named does not cover the call.

@@ -1,7 +1,7 @@
-"""FlashAttention-3 for prompts (arXiv 2407.08608), where a package that brings it is installed.
+"""FlashAttention-3 for prompts (arXiv 2407.08608), where a package that contains it is installed.
 
-No package is required: ``flash_attn_interface`` is what the authors' build for Hopper GPUs installs, and
-``fa3_fwd_interface`` a smaller one that holds the forward pass alone (``pip install fa3-fwd``).
+Neither package is required: ``flash_attn_interface`` is what the authors' build for Hopper GPUs installs, and
+``fa3_fwd_interface`` a smaller one with the forward pass alone (``pip install fa3-fwd``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def covers(q: Tensor) -> bool:
-    """Whether a call goes through: a Hopper GPU, bfloat16, D of 64 or 128, and a package that works."""
+    """Whether FlashAttention-3 can run a call: a Hopper GPU, bfloat16, D of 64 or 128, and a package that works."""
     return q.dtype == torch.bfloat16 and q.shape[2] in (64, 128) and works(q.device)
 
 
@@ -34,14 +34,14 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: 
     """As :func:`xgr_engine.xattention.reference.prompt_attention`, for inputs that it :func:`covers`.
 
     Raises:
-        BackendUnavailableError: no package brings FlashAttention-3.
+        BackendUnavailableError: no installed package contains FlashAttention-3.
     """
     name, call = _entry()
     if call is None:
         raise BackendUnavailableError(
             "FlashAttention-3 is not installed", why=name, hint="pip install fa3-fwd, or leave the choice open"
         )
-    # whole tiles are read: cut off what lies behind the last key, so that it reads as zeros
+    # The kernel reads whole tiles. What lies after the last key is cut off here, so that it is read as zeros.
     k, v = (t[: sequences.key_start[-1]] for t in (k, v))
     result = call(
         *(q, k, v, *sequences.offsets(q.device), *sequences.longest),
@@ -54,7 +54,7 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: 
 
 @functools.cache
 def works(device: torch.device) -> bool:
-    """Whether a trial call on the device gives the right numbers. What is installed but fails logs a warning."""
+    """Whether a trial call on the device gives the right numbers. A package that fails logs a warning."""
     if not is_hopper(device) or _entry()[1] is None:
         return False
     try:
@@ -65,13 +65,13 @@ def works(device: torch.device) -> bool:
         _LOG.warning("%s: a trial call failed (%s); FlashAttention-3 is not used", _entry()[0], problem)
         return False
     if not error < _TOLERANCE:
-        _LOG.warning("%s: a trial call was wrong by %.1e; FlashAttention-3 is not used", _entry()[0], error)
+        _LOG.warning("%s: a trial call had an error of %.1e; FlashAttention-3 is not used", _entry()[0], error)
         return False
     return True
 
 
 def _trial(device: torch.device) -> float:
-    """Relative error over two sequences of which one has a prefix."""
+    """Relative error over two sequences, one of them with a prefix."""
     generator = torch.Generator(device).manual_seed(0)
     sequences = Ragged.of(queries=[70, 200], keys=[70, 300])
     q, k, v = (
@@ -85,7 +85,7 @@ def _trial(device: torch.device) -> float:
 
 @functools.cache
 def _entry() -> tuple[str, Callable[..., Any] | None]:
-    """The first package that can be imported and its call for ragged sequences; else why there is none."""
+    """The first package that can be imported and its function for ragged sequences; or why there is none, and None."""
     reasons = []
     for package in PACKAGES:
         try:

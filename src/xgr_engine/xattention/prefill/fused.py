@@ -1,4 +1,4 @@
-"""Causal attention of ragged prompts through the fused kernels that torch brings: cuDNN and FlashAttention-2."""
+"""Causal attention of ragged prompts through the fused kernels that come with torch: cuDNN and FlashAttention-2."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from xgr_engine.xattention.ragged import Ragged
 
 _PREFERRED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_LENGTHS = 512  # the longest length of a ragged cuDNN call is rounded up to a multiple of this
-_SEQUENCES = 8  # likewise the number of sequences: both are part of a plan
+# cuDNN builds a plan for every pair of longest length and number of sequences. Both are rounded up to multiples of
+# these, so that few plans serve a job.
+_LENGTHS = 512
+_SEQUENCES = 8
 
 
 @contextmanager
 def preferred_kernels() -> Iterator[None]:
-    """torch's fused attention kernels in our order of preference, for all calls inside (entering it costs time)."""
+    """torch's fused attention kernels in our order of preference. Entering costs time: do it once around all layers."""
     with sdpa_kernel(_PREFERRED, set_priority=True):
         yield
 
 
 def by_run(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float) -> Tensor:
-    """One call of scaled dot product attention for each run of equal sequences, any device and dtype. A prefix costs a
-    mask as large as the scores. Call it inside :func:`preferred_kernels`."""
+    """One call of scaled dot product attention for each run of equal sequences; any device and dtype.
+
+    Sequences with a prefix need a mask as large as the scores. Call it inside :func:`preferred_kernels`.
+    """
     parts = []
     for run in sequences.runs:
         q0, k0, count = sequences.query_start[run.first], sequences.key_start[run.first], run.stop - run.first
@@ -75,11 +79,12 @@ def flash2(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float) -> 
 
 
 def cudnn_ragged(q: Tensor, k: Tensor, v: Tensor, sequences: Ragged, scale: float) -> Tensor:
-    """cuDNN over ragged sequences in one call, bfloat16 and float16 on a GPU, for sequences that are ``square`` (its
-    causal mask is aligned with the first keys).
+    """cuDNN over ragged sequences in one call, bfloat16 and float16 on a GPU.
 
-    A plan is built for every number of sequences and longest length; both are rounded up, with empty sequences and with
-    lengths that no sequence has.
+    Empty sequences are added to round up their number.
+
+    Raises:
+        ValueError: the sequences are not ``square``: cuDNN's causal mask is aligned with the first keys.
     """
     if not sequences.square:
         raise ValueError("cuDNN's causal mask would be wrong for sequences with a prefix")

@@ -1,8 +1,8 @@
-"""Causal attention of ragged prompts as one Triton kernel: for any GPU and float32 too.
+"""Causal attention of ragged prompts as one Triton kernel, for any GPU and for float32 too.
 
-A program owns a tile of query tokens of one head, taken from the list of work that ``ragged.list_work`` makes. It walks
-the keys that all of its queries see without a mask, then those around the diagonal with one; both feed one online
-softmax (arXiv 2205.14135), kept in base 2.
+A program owns a tile of query tokens of one head, an item of ``ragged.list_work``. It walks over the keys that all of
+its queries see, without a mask, then over those around the diagonal, with one. Both feed one online softmax
+(arXiv 2205.14135), kept in base 2.
 """
 
 # Triton kernels are compiled from source; annotations in them would describe nothing.
@@ -26,7 +26,7 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """Query tokens of a program, keys of a step (powers of two, at least 16), warps and stages of its pipeline."""
+    """Query tokens per program, keys per step (powers of two, at least 16), warps, and stages of the pipeline."""
 
     rows: int = 128
     keys: int = 64

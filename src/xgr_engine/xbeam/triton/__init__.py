@@ -1,17 +1,19 @@
 """One step of trie beam search on the device: the choices of ``reference``, without a wait for the host.
 
 ``reference`` lists, scores and selects with shapes that depend on the data. Here every buffer has a size known
-beforehand and every count stays on the device, so a whole search can be captured in a CUDA graph. Four kernels a level:
+beforehand and every count stays on the device, so a whole search can be captured in a CUDA graph. Each level runs four
+kernels:
 
 1. *expand*: where each row's children begin in the user's list of candidates, in node order.
 2. *score*: one score a candidate, -inf where it is not live, and the maximum of each block of 32 candidates.
-3. *shortlist*: the k-th largest block maximum bounds the k-th best candidate from below, because k blocks hold one at
-   least as good. So blocks below it are never looked at again (the early termination of xBeam, arXiv 2512.11529, in a
-   form that suits a GPU); what is left is at most 33 k candidates, still in node order.
+3. *shortlist*: the k-th largest block maximum is a lower bound of the k-th best candidate, because k blocks each hold
+   one at least as good. So blocks below it are never read again (the early termination of xBeam, arXiv 2512.11529, in
+   a form that suits a GPU). At most 33 k candidates remain: 32 of each block above the bound, of which there are fewer
+   than k, and k that equal it.
 4. *select*: the exact k-th best of the short list, ties to the lower node, and the rows of the next level.
 
 A k-th best is found by radix selection over the bits of the scores: integer counts only, so two runs agree bit for
-bit. Nothing is sorted, and rows leave in node order as they came.
+bit. Nothing is sorted: everything stays in node order.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ _TILE = 1024  # candidates of a step; buffers are padded to it
 
 @dataclass(frozen=True)
 class Selection:
-    """The best candidates of each user, in node order: [U, k]. Places beyond the last live candidate are dead.
+    """The k best candidates of each user, in node order; where there are fewer, the last places are dead.
 
     Attributes:
         beams: rows of the next level (node, score, column, ancestors), dead ones with score -inf and node 0.
-        parent: int64 [U, k] the row each descends from.
+        parent: int64 [U, k] the row of the level before that each descends from.
     """
 
     beams: Beams
@@ -44,14 +46,17 @@ class Selection:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Buffers of a level's step, reusable for every level of at most these sizes.
+    """Buffers of a level's step.
 
     Attributes:
         begin: int32 [U, R + 1] place of each row's first candidate; the last entry is the user's number of candidates.
-        shift: int32 [U, R] node of a candidate minus its place.
-        scores, maxima: float32 [U, capacity] and [U, capacity / 32].
-        short_score: float32 [U, 33 k]; short_place: int32 [U, 33 k]; short_count: int32 [U].
-        read: int64 [U, 2] candidates allowed, and candidates read again by the selection, summed over all calls.
+        shift: int32 [U, R] what to add to the place of a row's candidate to get its node.
+        scores: float32 [U, capacity].
+        maxima: float32 [U, capacity / 32] of each block of candidates.
+        short_score: float32 [U, 33 k] the short list's scores.
+        short_place: int32 [U, 33 k] their places.
+        short_count: int32 [U] how many there are.
+        read: int64 [U, 2] candidates listed, and candidates that the selection read again, summed over all calls.
     """
 
     begin: Tensor
@@ -65,7 +70,7 @@ class Workspace:
 
     @classmethod
     def allocate(cls, users: int, rows: int, k: int, capacity: int, device: torch.device) -> Workspace:
-        """Room for ``rows`` rows a user, ``k`` choices and ``capacity`` candidates (:func:`candidate_capacity`)."""
+        """Room per user for ``rows`` rows, ``k`` choices and ``capacity`` candidates (:func:`candidate_capacity`)."""
         padded = max(1, triton.cdiv(capacity, _TILE)) * _TILE
         short = min((BLOCK + 1) * k, padded)
 
@@ -85,7 +90,7 @@ class Workspace:
 
 
 def candidate_capacity(level: TrieLevel, rows: int) -> int:
-    """The most candidates that ``rows`` distinct nodes of a level can have: children of the widest ones."""
+    """The most children that ``rows`` distinct nodes of a level can have together."""
     counts = level.child_start[1:] - level.child_start[:-1]
     return int(counts.topk(min(rows, len(counts))).values.sum())
 
@@ -95,8 +100,9 @@ class Logits:
     """Head outputs of a level's rows.
 
     Attributes:
-        values: float32 [N, C]; normaliser: float32 [N], or None to normalise over each row's live children.
-        index: int [U, R] line of ``values`` of each row; None when N = U * R in row-major order.
+        values: float32 [N, C].
+        normaliser: float32 [N]; None to normalise over each row's live children.
+        index: int [U, R] line of ``values`` of each row; None when N = U * R, in row-major order.
     """
 
     values: Tensor
@@ -106,7 +112,7 @@ class Logits:
 
 @dataclass(frozen=True)
 class Step:
-    """One level's candidates, listed: give it the logits, and take open prefixes and complete SIDs from it.
+    """One level: :meth:`expand` lists the candidates, then each :meth:`select` takes the best of one kind.
 
     Args:
         dead_inner, dead_leaves: int32 [U, M], ascending, padded (:class:`xgr_engine.xbeam.exclusions.Exclusions`).
@@ -120,7 +126,11 @@ class Step:
     workspace: Workspace
 
     def expand(self) -> Tensor:
-        """List the candidates; returns the normaliser to score with. Call it once, before any selection."""
+        """List the candidates. Call it once, before any selection.
+
+        Returns:
+            The normaliser to score with: that of the logits, float32 [N], or one over live children, float32 [U * R].
+        """
         users, rows = self.beams.node.shape
         work = self.workspace
         log_rows = (rows - 1).bit_length()
@@ -157,18 +167,21 @@ class Step:
         return out
 
     def select(self, normaliser: Tensor, k: int, *, leaves: bool, own_slot: int | None = None) -> Selection:
-        """The ``k`` best open prefixes, or with ``leaves`` the k best complete SIDs.
+        """The ``k`` best open prefixes, or with ``leaves`` the ``k`` best complete SIDs.
 
         Args:
             normaliser: from :meth:`expand`.
-            own_slot: append ``own_slot + place`` to the ancestors: the slot that the new row's own token will take.
+            own_slot: append ``own_slot + place`` to the ancestors: the slot of the new row's own token. None: do not.
+
+        Raises:
+            ValueError: the level has none of that kind.
         """
         self._score(normaliser, leaves)
         self.shortlist(k)
         return self._choose(k, own_slot)
 
     def shortlist(self, k: int) -> None:
-        """From the workspace's scores, in node order, those that the k best are among: to its short list."""
+        """Fill the workspace's short list with those of its scores that the k best must be among, in node order."""
         work, rows = self.workspace, self.beams.node.shape[1]
         kernels.shortlist_kernel[(len(work.begin),)](
             work.begin,

@@ -1,4 +1,7 @@
-"""The Triton kernels of ``triton.py``: see there for the idea, and for the callers that give shapes."""
+"""The Triton kernels of :mod:`xgr_engine.xbeam.triton`, where the idea is explained. Shapes are those of ``Workspace``.
+
+R rows, C codes and M dead nodes per user; k choices.
+"""
 
 # Triton kernels are compiled from source; annotations in them would describe nothing.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,no-any-return"
@@ -26,7 +29,7 @@ def expand_kernel(node, score, child_start, begin, shift, R, LOG_R: tl.constexpr
 
 @triton.jit
 def _row_of(begin, place, R, LOG_R: tl.constexpr):
-    """The row whose candidates hold ``place``: the last one that begins at or before it. R is at most 2 ** LOG_R."""
+    """The row that the candidate at ``place`` belongs to: the last that begins at or before it. R <= 2 ** LOG_R."""
     row = tl.zeros_like(place)
     for i in tl.static_range(LOG_R):
         probe = row + (1 << (LOG_R - 1 - i))
@@ -37,7 +40,7 @@ def _row_of(begin, place, R, LOG_R: tl.constexpr):
 
 @triton.jit
 def _contains(table, value, M, STEPS: tl.constexpr):
-    """Whether ``value`` stands in an ascending table of M entries."""
+    """Whether ``value`` is in an ascending table of M entries. STEPS halvings must reach a single one."""
     low = tl.zeros_like(value)
     high = tl.zeros_like(value) + M
     for _ in tl.static_range(STEPS):
@@ -169,7 +172,7 @@ def ordered_bits(value):
 def kth_largest(values, count, k, TILE: tl.constexpr):
     """(key, ties): ordered bits of the k-th largest of ``count`` > k floats, and how many equal ones belong to the top.
 
-    -inf counts as a value. Eight bits a pass, from the top: histogram of the digits of what still matches.
+    -inf counts as a value. Each pass settles eight bits, from the top, by a histogram of the values that still match.
     """
     lane = tl.arange(0, 256)
     key = tl.zeros([1], tl.uint32)
