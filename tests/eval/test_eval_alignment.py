@@ -52,6 +52,7 @@ def test_other_order_is_matched_by_user(tmp_path: Path, vocab: Path) -> None:
     assert report.record["rows"]["evaluated"] == 3
     assert report.record["rows"]["output_rows_without_truth"] == 1
     assert report.record["rows"]["truth_rows_without_output"] == 1
+    assert "1 rows of the truth have users that are not in the output; they are left out" in report.warnings
     assert mean(report, "recall@1") == pytest.approx(2 / 3)
 
 

@@ -172,7 +172,8 @@ def test_long_layout_equals_nested_layout(tmp_path: Path) -> None:
     assert reports[0].record["metrics"] == reports[1].record["metrics"]
     assert reports[0].record["coverage"] == reports[1].record["coverage"]
     for report in reports:
-        assert (report.record["rows"]["evaluated"], report.record["rows"]["rejected"]) == (5, 1)
+        rows = report.record["rows"]
+        assert (rows["evaluated"], rows["rejected"], rows["truth_rows_without_output"]) == (5, 1, 0)
 
 
 def test_dictionary_ids_in_lists_may_span_row_groups(tmp_path: Path) -> None:
@@ -194,6 +195,7 @@ def test_long_layout_matched_by_user_counts_rejected_users(tmp_path: Path) -> No
     report = run(recs, truth)
     assert report.record["aligned_by"] == "user"
     assert report.record["rows"]["evaluated"] == 3
+    assert report.record["rows"]["truth_rows_without_output"] == 1  # 99; 2 was rejected, which is another thing
     assert mean(report, "recall@1") == pytest.approx(1 / 3)
 
 

@@ -119,7 +119,8 @@ def evaluate(options: EvalOptions) -> EvalReport:
     targets = _Targets(truth, vocabulary)
     tally = _tally(recs, truth, targets, vocabulary, aligner, options.ks)
     with_target = truth.targets.lengths > 0
-    counted = with_target & _population(recs, truth, tally, aligner)
+    population = _population(recs, truth, tally, aligner)
+    counted = with_target & population
     if not counted.any():
         raise _nothing_counts(truth)
     unseen = None
@@ -139,7 +140,7 @@ def evaluate(options: EvalOptions) -> EvalReport:
             "unreadable_target": truth.faults,
             "unreadable_history": truth.history_faults,
             "output_rows_without_truth": tally.without_truth_row,
-            "truth_rows_without_output": int((~tally.reached).sum()),
+            "truth_rows_without_output": int((~population).sum()),
         },
         "targets": {
             "total": int(truth.targets.lengths[counted].sum()),

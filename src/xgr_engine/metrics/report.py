@@ -102,6 +102,7 @@ _ROW_WARNINGS = {
     "unreadable_target": "targets could not be read; these rows are left out",
     "unreadable_history": "histories could not be read; their targets count as not in the history",
     "output_rows_without_truth": "rows of the output have users that are not in the truth; they are left out",
+    "truth_rows_without_output": "rows of the truth have users that are not in the output; they are left out",
     "without_target": "rows of the truth have no target; they are left out",
 }
 
