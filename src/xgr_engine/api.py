@@ -104,7 +104,7 @@ def load(
         check_type("--max-memory", max_memory, str | None)
         vocabulary = load_vocabulary(Path(vocab))
         model_dir = load_model_dir(Path(model))
-        model_dir.table.bind(vocabulary.trie)
+        model_dir.table.bind_catalog(vocabulary)
         memory = None if max_memory is None else parse_memory(max_memory)
         return Recommender(model_dir, vocabulary, resolve_device(device, note), threads, memory, note)
 

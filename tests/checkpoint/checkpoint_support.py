@@ -94,6 +94,7 @@ class FakeVocabulary:
     path: Path
     content_hash: str
     trie: ItemTrie
+    sid_templates: tuple[str, ...] | None = None
 
 
 def one_sid_vocabulary(*sid: int, content_hash: str = "abc") -> FakeVocabulary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,24 @@ def test_tokenizer_without_c_255_is_named_before_any_work() -> None:
         table.bind(trie_of((0, 1, 2), (1, 1, 255)))
     columns = table.bind(trie_of((4, 0, 2), (4, 11, 0)))
     assert [column.tolist() for column in columns] == [[4], [0, 11], [2, 0]]
+
+
+@dataclass
+class Spelled:
+    trie: ItemTrie
+    sid_templates: tuple[str, ...] | None
+
+
+def test_a_catalog_of_other_tokens_is_refused_though_its_codes_would_fit() -> None:
+    table, trie = table_of(byte_level()), trie_of((4, 0, 2), (4, 11, 0))
+    bound = [column.tolist() for column in table.bind(trie)]
+    for spelling in (None, ("<a_{}>", "<b_{}>", "<c_{}>")):
+        assert [column.tolist() for column in table.bind_catalog(Spelled(trie, spelling))] == bound
+    for spelling in (("<x_{}>", "<b_{}>", "<c_{}>"), ("<b_{}>", "<c_{}>", "<a_{}>")):
+        with pytest.raises(InputError, match=r"level 1: the catalog's tokens are spelled <[xb]_\{\}>, the model's <a"):
+            table.bind_catalog(Spelled(trie, spelling))
+    numbers = SidTokenTable.from_levels(table.codes, table.token_ids)  # tokens without a spelling fit any
+    assert [column.tolist() for column in numbers.bind_catalog(Spelled(trie, ("<x_{}>",) * 3))] == bound
 
 
 def test_catalog_deeper_than_the_model_is_refused() -> None:

@@ -16,7 +16,6 @@ import numpy as np
 
 from xgr_engine import __version__
 from xgr_engine.catalog.swap import refuse_foreign, replacement
-from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.checkpoint.hf_config import HfConfig, parse_hf_config
 from xgr_engine.checkpoint.hf_source import (
     CONFIG_FILE,
@@ -49,7 +48,7 @@ from xgr_engine.progress import NoProgress, ProgressSink
 from xgr_engine.tokens.contract import ScoreContract, make_score_contract
 from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec
 from xgr_engine.tokens.sid_tokens import check_level_offsets, known_sid_token, offset_token_table, sid_token_table
-from xgr_engine.tokens.table import SidTokenTable
+from xgr_engine.tokens.table import SidTokenTable, SpelledCatalog
 from xgr_engine.tokens.tokenizer_files import (
     COMPANION_FILES,
     TOKENIZER_FILE,
@@ -58,15 +57,13 @@ from xgr_engine.tokens.tokenizer_files import (
 )
 
 
-class CheckedVocabulary(Protocol):
+class CheckedVocabulary(SpelledCatalog, Protocol):
     """The vocabulary whose cover is checked; ``catalog.vocabulary.Vocabulary`` is one."""
 
     @property
     def path(self) -> Path: ...
     @property
     def content_hash(self) -> str: ...
-    @property
-    def trie(self) -> ItemTrie: ...
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ def _prepare(options: ConvertOptions, vocabulary: CheckedVocabulary | None) -> _
     if options.token_offsets is not None:
         check_level_offsets(options.token_offsets, None if vocabulary is None else vocabulary.trie)
     if vocabulary is not None:
-        table.bind(vocabulary.trie)
+        table.bind_catalog(vocabulary)
     # With offsets the tokenizer, if any, does not know the SID tokens and cannot place them in a text.
     reader = tokenizer if options.token_offsets is None else None
     prompt = choose_prompt(options, config, reader, table)

@@ -86,7 +86,7 @@ def open_job(options: RecommendOptions) -> OpenedJob:
     check_column_names(inputs.schema.names, options.layout, options.item_cols)
     vocabulary = load_vocabulary(Path(options.vocab))
     model = load_model_dir(Path(options.model))
-    model.table.bind(vocabulary.trie)
+    model.table.bind_catalog(vocabulary)
     ItemColumns.of(vocabulary, options.item_cols)
     shards = _plan_shards(options, inputs)
     filters = open_filters(options.filters, histories.match, vocabulary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,15 @@ from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import InputError
 
 _SHOWN = 5  # missing tokens named in a message
+
+
+class SpelledCatalog(Protocol):
+    """A trie and how the catalog spells its tokens, None for bare codes; ``catalog.vocabulary.Vocabulary`` is one."""
+
+    @property
+    def trie(self) -> ItemTrie: ...
+    @property
+    def sid_templates(self) -> tuple[str, ...] | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +111,23 @@ class SidTokenTable:
     def spell(self, level: int, code: int) -> str:
         """How a message names the token of ``code`` (whether or not it exists): ``<c_255>``, else ``code 255``."""
         return self.templates[level].replace("{}", str(code)) if self.templates else f"code {code}"
+
+    def bind_catalog(self, catalog: SpelledCatalog) -> tuple[NDArray[np.int32], ...]:
+        """:meth:`bind` of a catalog's trie, where the catalog spells its tokens as the model does, or has bare codes.
+
+        Raises:
+            InputError: as :meth:`bind`, or a level spelled in another way.
+        """
+        columns = self.bind(catalog.trie)
+        for level, (theirs, ours) in enumerate(zip(catalog.sid_templates or (), self.templates, strict=False), 1):
+            if theirs != ours:
+                raise InputError(
+                    f"level {level}: the catalog's tokens are spelled {theirs}, the model's {ours}",
+                    why="codes of another kind of token need not mean the same items",
+                    hint="use the catalog the model was trained on; if only the spelling differs, build the vocabulary "
+                    "from bare codes, such as [12, 3, 7]",
+                )
+        return columns
 
     def bind(self, trie: ItemTrie) -> tuple[NDArray[np.int32], ...]:
         """Column of every trie node in its level's head slice: ``[d][n_{d+1}]`` int32.
