@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_support import CODES, OFFSETS, SIDS, Place
 
+from xgr_engine.catalog.build import BuildOptions, build_vocabulary
+from xgr_engine.catalog.readers import ReadOptions
 from xgr_engine.catalog.vocabulary import load_vocabulary
 from xgr_engine.checkpoint.model_dir import load_model_dir
 from xgr_engine.job.histories import HistoryResolver, _split_tokens
 from xgr_engine.job.input_formats import Rows
 from xgr_engine.job.options import HistoryOptions
 from xgr_engine.job.prompts import Prepared, make_prompt_maker
+from xgr_engine.tokens.table import SidTokenTable
 
 
 def prepare(place: Place, column: Any, exclude: Any = None, **given: Any) -> Prepared:
@@ -129,6 +134,21 @@ def test_sids_as_numbers_are_read_beside_sids_as_tokens_and_beside_rubbish(place
     assert [prompt.tolist() for prompt in prepared.prompts] == [tokens(SIDS[number]) for number in range(3)]
     assert [rows.tolist() for rows in prepared.excluded] == [rows_of_sid(place, SIDS[number]) for number in range(3)]
     assert prepared.counts["unknown_items"] == 1
+
+
+def test_sids_deeper_than_todays_catalog_stay_in_the_prompt_if_the_model_can_spell_them(tmp_path: Path) -> None:
+    catalog = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"item_id": ["x", "y"], "sid": ["<a_1><b_2>", "<a_1><b_3>"]}), catalog)
+    build_vocabulary([catalog], tmp_path / "vocab", ReadOptions(), BuildOptions())
+    vocabulary = load_vocabulary(tmp_path / "vocab")
+    templates = ("<a_{}>", "<b_{}>", "<c_{}>")
+    table = SidTokenTable.from_levels([range(CODES)] * 3, [range(at, at + CODES) for at in OFFSETS], templates)
+    column = [["<a_1><b_2><c_3>", "<a_1><b_3>", "<a_1><b_2><x_3>"]]
+    resolver = HistoryResolver(vocabulary, table, HistoryOptions(("-",), history_format="sids"))
+    resolved = resolver.resolve(Rows(pa.table({"user_id": [1]}), {"history": column}, 1))
+    assert resolved.known.tolist() == [True, True, False]
+    assert resolved.newest(None)[0].tolist() == [[1, 2, 3], [1, 3, -1]]
+    assert resolved.leaves.tolist() == [-1, 1, -1]
 
 
 def test_stray_tokens_count_as_unknown_and_never_become_an_item(place: Place) -> None:

@@ -150,8 +150,8 @@ class HistoryResolver:
 
     def _from_sids(self, lists: Lists) -> Resolved:
         texts = lists.values if is_text_type(lists.values.type) else lists.values.cast(pa.large_string())
-        # a catalog of bare codes says nothing of spelling; then the model's tokens do
-        codes, readable = parse_sid_texts(texts, self._vocabulary.sid_templates or self._table.templates or None)
+        # The model's spelling: the catalog's is the same, or none, and may have fewer levels than the model.
+        codes, readable = parse_sid_texts(texts, self._table.templates or self._vocabulary.sid_templates)
         return self._from_codes(lists.offsets, codes, readable, lists.values, lists.faults)
 
     def _from_codes(
