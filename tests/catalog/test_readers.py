@@ -168,6 +168,15 @@ def test_ten_level_columns_are_ordered_by_number(tmp_path: Path) -> None:
     assert catalog.codes.tolist() == [list(range(11))]
 
 
+def test_levels_that_no_item_has_are_no_levels_of_the_catalog(tmp_path: Path) -> None:
+    columns = {"item_id": ["a", "b"], "sid_0": [1, 1], "sid_1": [2, 3], "sid_2": [None, None]}
+    as_columns = read_catalog([parquet(tmp_path / "c.parquet", columns)], ReadOptions())
+    assert as_columns.codes.tolist() == [[1, 2], [1, 3]]
+    texts = {"item_id": ["a", None], "sid": ["<a_1><b_2>", "<a_1><b_2><c_3>"]}
+    left_out = read_catalog([parquet(tmp_path / "t.parquet", texts)], ReadOptions())
+    assert left_out.codes.tolist() == [[1, 2]] and left_out.sid_templates == ("<a_{}>", "<b_{}>")
+
+
 def test_rows_without_id_or_sid_are_left_out_and_counted(tmp_path: Path) -> None:
     columns = {"item_id": ["a", None, "c", "d", None], "sid": [[1], [2], None, [], None], "price": [1, 2, 3, 4, 5]}
     catalog = read_catalog([parquet(tmp_path / "c.parquet", columns)], ReadOptions())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -125,7 +125,18 @@ def assemble(
     )
     if missing_id.any() or missing_sid.any():
         catalog = catalog.take(np.flatnonzero(~(missing_id | missing_sid)))
-    return catalog
+    return _without_unused_levels(catalog)
+
+
+def _without_unused_levels(catalog: Catalog) -> Catalog:
+    """A level column that is null in every row, or is used by left out rows alone, is no level of the catalog."""
+    levels = catalog.codes.shape[1]
+    while levels and not (catalog.codes[:, levels - 1] >= 0).any():
+        levels -= 1
+    if levels == catalog.codes.shape[1]:
+        return catalog
+    templates = None if catalog.sid_templates is None else catalog.sid_templates[:levels] or None
+    return replace(catalog, codes=np.ascontiguousarray(catalog.codes[:, :levels]), sid_templates=templates)
 
 
 def kept_attributes(schema: pa.Schema, options: ReadOptions, taken: Sequence[str]) -> tuple[list[str], list[str]]:
