@@ -158,8 +158,9 @@ def test_a_lost_device_ends_the_run_even_where_errors_are_rejected() -> None:
     def fails(prompts: list[Any]) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with pytest.raises(BatchError, match="illegal memory access"):
+    with pytest.raises(BatchError, match="illegal memory access") as error:
         compute(FakeEngine(fails=fails), [np.array([1])] * 3, [NONE] * 3)
+    assert "--on-error" not in str(error.value), "no choice of it would have helped"
 
 
 # ---- cost model --------------------------------------------------------------------------------------------------

@@ -10,22 +10,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 Tick = Callable[[], None]
 
-# How often a waiting thread looks up, in seconds.
-_LOOK_UP = 0.1
+_POLL_SECONDS = 0.1  # how long a waiting thread sleeps before it calls its tick
 
 
 class CancelledError(Exception):
-    """The other side takes nothing any more."""
+    """The consumer gave up: it takes nothing more."""
 
 
 class Channel(Generic[T]):
     """One producer, one consumer.
 
-    An item holds its place until the consumer asks for the next one, so ``capacity`` bounds what is waiting and what is
-    being worked on together. Whatever was put before the channel was closed is delivered first, then the error.
+    An item keeps its place until the consumer asks for the next one, so ``capacity`` bounds the items that are waiting
+    and the one being worked on together. Whatever was put before the channel was closed is delivered first, then the
+    error.
 
-    Args:
-        tick: called now and then in the thread that waits, so that a main thread stays responsive; may raise.
+    A ``tick`` is called now and then in a thread that waits, so that a main thread stays responsive; it may raise.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -48,21 +47,21 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def wait_for_room(self, tick: Tick | None = None) -> None:
-        """Until :meth:`put` will not wait. Raises as :meth:`put`."""
+        """Waits until :meth:`put` would not have to. Raises as :meth:`put`."""
         self._wait(lambda: len(self._items) < self._capacity, tick)
 
     def wait_until_empty(self, tick: Tick | None = None) -> None:
-        """Until the consumer has finished everything that was put. Raises as :meth:`put`."""
+        """Waits until the consumer has finished everything that was put. Raises as :meth:`put`."""
         self._wait(lambda: not self._items, tick)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Nothing more comes; ``error`` is raised in the consumer once it has had everything before."""
+        """Called by the producer: nothing more comes. ``error`` is raised in the consumer after the last item."""
         with self._changed:
             self._closed, self._error = True, error
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """The consumer takes nothing any more."""
+        """Called by the consumer: it takes nothing more."""
         with self._changed:
             self._cancelled = True
             self._items.clear()
@@ -92,7 +91,7 @@ class Channel(Generic[T]):
             with self._changed:
                 if self._cancelled:
                     raise CancelledError
-                if ready() or (self._changed.wait(_LOOK_UP) and ready()):
+                if ready() or (self._changed.wait(_POLL_SECONDS) and ready()):
                     if self._cancelled:
                         raise CancelledError
                     return

@@ -1,4 +1,4 @@
-"""What the scheduler asks of an engine: the three steps of a batch, or all of them at once."""
+"""What the scheduler requires of an engine: a batch in three steps, or in one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int32]
 
 
 class BatchOutcome(Protocol):
-    """``xbeam.ranking.BatchResult``: ranked items of the batch's users back to back."""
+    """Ranked items of a batch's users, back to back: what ``xbeam.ranking.BatchResult`` has."""
 
     @property
     def counts(self) -> IntArray: ...
@@ -58,7 +58,7 @@ class HostSpan:
 
 
 class StagedEngine(Protocol):
-    """``recommender.Recommender``: a batch in three steps, each of which may be called from a thread of its own.
+    """Computes a batch in three steps, which different threads may call: what ``recommender.Recommender`` does.
 
     ``prepare`` makes and uploads the batch's inputs; ``launch`` queues it (on a CPU: computes it); ``collect`` waits
     for the result and ranks it. ``span`` says, after ``collect``, when the device worked on it.
@@ -71,7 +71,7 @@ class StagedEngine(Protocol):
 
 
 class OneStep:
-    """A plain :class:`Engine` with the three steps."""
+    """Makes a :class:`StagedEngine` of a plain :class:`Engine`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -98,12 +98,12 @@ class OneStep:
 
 
 def staged(engine: Engine | StagedEngine) -> StagedEngine:
-    """The engine itself where it has the three steps."""
+    """The engine itself if it has the three steps, else in a :class:`OneStep`."""
     return engine if hasattr(engine, "launch") else OneStep(engine)  # type: ignore[return-value]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory, of the device or of the host, was not enough. Imports no torch."""
+    """Whether the device or the host had too little memory. Works without importing torch."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error)
@@ -111,7 +111,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether the device can compute nothing any more: after such an error every later call fails too."""
+    """Whether the device is of no more use to this process: after such an error every later call fails too."""
     return isinstance(error, RuntimeError) and "CUDA error" in str(error) and not is_out_of_memory(error)
 
 
@@ -121,6 +121,6 @@ def describe(error: BaseException) -> str:
 
 
 def numbers(values: Sequence[int], most: int = 8) -> str:
-    """``3, 5, 8``, cut where there are many."""
+    """``3, 5, 8``, or ``3, 5 and 9 more`` beyond ``most``."""
     shown = ", ".join(str(value) for value in values[:most])
     return shown if len(values) <= most else f"{shown} and {len(values) - most} more"

@@ -1,9 +1,8 @@
 """How long a batch will take: a cost model fitted, batch by batch, to what was measured.
 
-``seconds = a + b * prompt tokens + c * beam rows of all levels``, with a, b, c >= 0. Rows of all levels are
-``users * rows``, where ``rows`` sums the beam rows of one user over the levels; attention of the rows over the prompts
-grows with rows * tokens of the users and so with the tokens. Residuals are weighed relative to the measured time, and
-older batches fade, so that the model follows the machine.
+``seconds = a + b * prompt tokens + c * beam rows``, with a, b, c >= 0. Beam rows are summed over the levels: all users
+have the same number of them, so that the attention of rows over prompts grows with the prompt tokens and needs no term
+of its own. Residuals are relative to the measured time, and older batches fade, so that the model follows the machine.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FADE = 0.98  # weight of a batch relative to the one after it: about the last fifty count
-_ENOUGH = 3  # batches before anything is predicted
-_RIDGE = 1e-6
+_ENOUGH = 3  # batches to observe before anything is predicted: one per coefficient
+_RIDGE = 1e-6  # relative to the trace of the normal equations: see _solve_non_negative
 _KEPT = 10_000  # errors kept for the report
 
 
@@ -39,7 +38,7 @@ class LatencyModel:
         self.observed = 0
 
     def predict(self, tokens: NDArray[np.int64], users: NDArray[np.int64]) -> NDArray[np.float64] | None:
-        """Seconds for batches of ``tokens`` [n] prompt tokens and ``users`` [n]; None before enough was measured."""
+        """Seconds [n] for batches of ``tokens`` [n] prompt tokens and ``users`` [n]; None until enough was measured."""
         with self._lock:
             if self.observed < _ENOUGH:
                 return None
@@ -49,12 +48,12 @@ class LatencyModel:
         return seconds
 
     def predict_one(self, tokens: int, users: int) -> float | None:
-        """:meth:`predict` of one batch."""
+        """:meth:`predict` for one batch."""
         found = self.predict(np.array([tokens]), np.array([users]))
         return None if found is None else float(found[0])
 
     def observe(self, tokens: int, users: int, seconds: float) -> None:
-        """A batch took ``seconds``; what would have been predicted for it is compared before it is learned."""
+        """Learn that a batch took ``seconds``, after noting how far off its prediction would have been."""
         predicted = self.predict_one(tokens, users)
         features = np.array([1.0, tokens, users * float(self._rows)])
         seconds = max(seconds, 1e-9)
@@ -69,7 +68,7 @@ class LatencyModel:
             self._weights = _solve_non_negative(self._normal, self._right, self._scale)
 
     def report(self) -> dict[str, Any]:
-        """Coefficients, and how far predictions were off: (predicted - measured) / measured."""
+        """For manifests: the coefficients, and how far predictions were off, (predicted - measured) / measured."""
         with self._lock:
             errors = np.array(self._errors)
             fixed, token, row = (float(weight) for weight in self._weights)
@@ -91,7 +90,7 @@ class LatencyModel:
         }
 
 
-# Every choice of coefficients that may be above 0.
+# Which coefficients may be above 0: every non-empty choice of them.
 _CHOICES = [list(chosen) for size in (1, 2, 3) for chosen in combinations(range(3), size)]
 
 

@@ -1,35 +1,35 @@
-"""How large a batch may be: a cost model made of the model's sizes, and limits planned from it before the run.
+"""How large a batch may be: a cost model computed from the model's sizes, and limits planned from it before the run.
 
 ``bytes(batch) = fixed + per_token * T + per_row * R + per_user * U + min(logits_cap, logits_per_row * R)``
 
 for U users with T prompt tokens together and R = U * rows_per_user beam rows (H hidden, I intermediate, n layers, Hq
-and Hkv heads of D, V vocabulary, b bytes a value, S slots a user for generated tokens):
+and Hkv heads of D, V vocabulary, C codes of a level, b bytes per value, S slots per user for generated tokens):
 
 * prompt KV, kept for the whole batch:     ``per_token += 2 n Hkv D b``
 * prefill of one layer (residual twice, normed input, q k v, attention output, gate up, activation):
-  ``per_token += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``; where a fused kernel stores gate and up of the last G rows at most,
-  ``1 I`` instead of 3, and ``fixed = 2 I b G``
+  ``per_token += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``; where a fused kernel stores gate and up of G rows at most, ``1 I``
+  instead of ``3 I``, and ``fixed = 2 I b G``
 * a decode step of one layer:              ``per_row   += (4 H + 2 (Hq + 2 Hkv) D + 3 I) b``
-  (of a fused kernel too: what captured graphs keep is as large. 347 KB a row measured at Qwen3-1.7B, all things of a
-  row counted; 369 planned so, and 344 without gate and up)
+  (with a fused kernel too, since what captured graphs keep is as large: all that a row of Qwen3-1.7B takes was measured
+  as 347 KB; this plans 369 KB, and without gate and up it would be 344)
 * attention scores against the prompt in float32, where no fused kernel runs: ``per_row += 4 Hq T`` for T = 1024
 * logits of a level's codes in float32:    ``per_row   += 4 C``
 * generated KV:                            ``per_user  += 2 n Hkv D b S``
-* candidates of all levels, c at most (children of as many of the widest nodes as there are rows), in buffers that
-  captured graphs keep, smaller batches' graphs too: ``per_user += 3 * 32 c``; ``32 c`` without graphs
+* candidates of all levels, at most c (the children of the widest nodes, as many nodes as there are rows):
+  ``per_user += 32 c``; ``3 * 32 c`` with graphs, since those of smaller batches keep buffers too
 * logits of the vocabulary and their exponentials in float32, computed in chunks: ``logits_per_row = 8 V`` up to twice
   the chunk, where the score mode or a score suffix needs them
 
-An encoder-decoder (A = Hq D; f = 3 where the feed-forward block is gated, else 1) has another layer, no gate up that a
-kernel hides, and a start token of each user in the cache:
+An encoder-decoder (A = Hq D; f = 3 where the feed-forward block is gated, else 1) has other layers, no fused gate and
+up, and a start token of each user in the cache:
 
 * encoder (residual, two deltas, normed inputs; q k v, their copies sequence by sequence, two outputs; activation):
   ``per_token += (6 H + 8 A + f I) b`` in place of the prefill's line
 * the bias on its attention's scores, m x m for the longest prompt m there may be: ``fixed = Hq b m^2``
-* a decode step of one layer (the same with queries, own keys and values in float32, and the queries of both
-  attentions): ``per_row += (6 H + 8 A + f I) b + 20 A`` in place of the other
+* a decode step of one layer (the same, with queries, own keys and values in float32, and the queries of both
+  attentions): ``per_row += (6 H + 8 A + f I) b + 20 A`` in place of the decode step's line
 
-The width is never lowered to fit: if one user does not fit, that is said before the run.
+The beam width is never lowered to fit: if a single user does not fit, the run is refused.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec
 from xgr_engine.options import LANES, SearchOptions
 from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
-# Share of the budget that the plan uses; the rest is for the allocator's fragments and what the model leaves out.
+# Share of the budget that the plan uses; the rest is for fragmentation and for what the cost model leaves out.
 _SAFETY = 0.8
-# (tokens, rows). Larger batches bring nothing: on a CPU the working set leaves the cache, on a GPU the matmuls are
-# saturated. Fixed caps also keep the plan, and with it every bit of the output, independent of the machine's load.
+# (tokens, rows). Larger batches gain nothing: on a CPU the working set no longer fits the cache, on a GPU the matrix
+# products are saturated. Fixed caps also keep the plan, and so every bit of the output, independent of the machine's
+# load.
 _CPU_CAP = (4096, 4096)
 _GPU_CAP = (131_072, 65_536)
-# On a CPU a fixed default budget, not what happens to be free, for the same reason.
+# The default budget on a CPU is fixed, and not what happens to be free, for the same reason.
 _CPU_BUDGET = 2 << 30
 _TYPICAL_PROMPT = 1024
 # kernels.reference.LOGITS_BYTES, which cannot be imported without torch; a test compares them
@@ -61,7 +62,7 @@ _LOGITS_CHUNK = 256 << 20
 
 @dataclass(frozen=True)
 class CostModel:
-    """Bytes of a batch; see the module. ``level_rows`` are the rows of one user, all levels together."""
+    """Bytes of a batch by the module's formula; ``level_rows`` are the rows of one user, summed over the levels."""
 
     per_token: int
     per_row: int
@@ -89,13 +90,13 @@ def cost_model(
     gpu: bool = False,
     gate_up_rows: int | None = None,
 ) -> CostModel:
-    """The formula of the module for a model, a catalog and a width.
+    """The module's formula for a model, a catalog and a beam width.
 
     Args:
-        suffix: tokens of the score contract after every SID.
-        itemsize: bytes of a value in the compute dtype.
-        gpu: fused kernels and captured graphs run.
-        gate_up_rows: most rows whose gate and up products are ever stored; None: those of all rows.
+        suffix: how many tokens the score contract has after every SID.
+        itemsize: bytes of a value in the dtype of computation.
+        gpu: whether fused kernels and captured graphs run.
+        gate_up_rows: most rows whose gate and up products are ever stored; None: those of all rows are.
     """
     kv = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
     layer = _layer_costs(spec, itemsize, gate_up_rows)
@@ -120,7 +121,7 @@ def cost_model(
 
 @dataclass(frozen=True)
 class _LayerCosts:
-    """Bytes of one layer's activations: a prompt token's, a beam row's, and those of any batch."""
+    """Bytes of one layer's activations: per prompt token, per beam row, and fixed for a batch."""
 
     token: int
     row: int
@@ -140,7 +141,7 @@ def _layer_costs(spec: AnySpec, itemsize: int, gate_up_rows: int | None) -> _Lay
 
 
 def _widest(child_start: NDArray[np.integer[Any]], rows: int) -> int:
-    """Children of the ``rows`` nodes with the most of them."""
+    """How many children the ``rows`` nodes with the most children have together."""
     counts = np.diff(child_start)
     return int(np.partition(counts, -rows)[-rows:].sum() if rows < len(counts) else counts.sum())
 
@@ -148,17 +149,18 @@ def _widest(child_start: NDArray[np.integer[Any]], rows: int) -> int:
 def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool, lanes: int = LANES) -> BatchLimits:
     """Token and row budgets of a batch.
 
-    Users take up to half of the budget without their prompts, and prompt tokens the rest, each up to a cap beyond which
-    larger batches bring nothing.
+    Users without their prompts get up to half of the memory and prompt tokens the rest, each up to a cap beyond which
+    larger batches gain nothing.
 
     Args:
         budget: bytes for a batch, weights not counted.
-        longest_prompt: tokens of the longest prompt the model can read.
-        lanes: batches side by side on a GPU. The limits hold for each, which gets its share of the budget; one alone
-            gets all of it where a share is too small for a user.
+        longest_prompt: tokens of the longest prompt that the model can read.
+        gpu: whether batches are computed on a GPU, in captured shapes.
+        lanes: batches side by side on a GPU. Each gets an equal share of the budget, and the limits hold for each; if a
+            share is too small for one user, there is one lane.
 
     Raises:
-        UsageError: one user with a prompt of one token does not fit.
+        UsageError: a single user with a prompt of one token does not fit.
     """
     usable = int(budget * _SAFETY)
     alone = cost.of_batch(1, 1)
@@ -166,7 +168,7 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool, la
         raise UsageError(
             f"one user at this beam width needs {_size(int(alone / _SAFETY))} of memory, "
             f"and {_size(budget)} may be used",
-            why="the width is never lowered to fit memory",
+            why="the beam width is never lowered to fit memory",
             hint="give more with --max-memory, or ask for a smaller --beam",
         )
     lanes = lanes if gpu and lanes * alone <= usable else 1
@@ -191,9 +193,13 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool, la
 
 
 def default_budget(gpu_free: int | None, host_free: int | None) -> int:
-    """Bytes for a batch when ``--max-memory`` does not say: most of a GPU's free memory, or a fixed amount of RAM.
+    """Bytes for a batch without ``--max-memory``: most of a GPU's free memory, or a fixed amount of RAM.
 
     Rounded down to a power of two, so that a little more or less free memory does not change the plan.
+
+    Args:
+        gpu_free: free bytes of the GPU; None: the batch is computed on a CPU.
+        host_free: free bytes of RAM; None: not known.
     """
     if gpu_free is not None:
         return _power_of_two_below(int(gpu_free * 0.9))

@@ -32,13 +32,14 @@ Request = TypeVar("Request", bound=Arrival)
 class OnlineScheduler(Generic[Request]):
     """Decides who is computed next.
 
-    The oldest request has ``slo_seconds`` from its arrival. What is left of them bounds the next batch, down to half of
-    them: a backlog must be worked off in batches of a useful size, or it only grows.
+    The oldest request should be answered within ``slo_seconds`` of its arrival. What is left of that time bounds the
+    next batch, but never to less than half of ``slo_seconds``: a backlog must be worked off in batches of useful size,
+    or it only grows.
 
     Args:
         limits: capacity of a batch.
-        slo_seconds: None closes by capacity alone.
-        latency: a cost model that is shared; None: a new one, fed by :meth:`observe`.
+        slo_seconds: None: batches are closed by capacity alone.
+        latency: a cost model to share; None: a new one, fed by :meth:`observe`.
     """
 
     def __init__(self, limits: BatchLimits, slo_seconds: float | None, latency: LatencyModel | None = None) -> None:
@@ -56,5 +57,5 @@ class OnlineScheduler(Generic[Request]):
         return [waiting.popleft() for _ in range(size)]
 
     def observe(self, batch: list[Request], seconds: float) -> None:
-        """A batch has been computed in ``seconds``: the next ones are predicted from it."""
+        """Learn that ``batch`` was computed in ``seconds``, for the predictions of the next ones."""
         self.latency.observe(sum(len(request.prompt) for request in batch), len(batch), seconds)

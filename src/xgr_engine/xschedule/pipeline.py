@@ -1,10 +1,10 @@
-"""read | tokenise | plan and upload | compute | fetch | write: a thread a step, bounded queues between them.
+"""read | tokenise | plan and upload | compute | fetch | write: one thread per step, with bounded queues between them.
 
-A *piece* is a run of input rows whose prompts are planned together; no batch holds rows of two pieces, and pieces are
-written in their order. Computing happens in the caller's thread; batches of the next piece follow those of this one
-without a gap, ``in_flight`` of them on the device at a time.
+A *piece* is a run of input rows whose prompts are planned together. No batch holds rows of two pieces, and pieces are
+written in order. Computing happens in the caller's thread; batches of the next piece follow those of this one without a
+gap, with ``in_flight`` of them on the device at a time.
 
-When a step fails, it takes nothing more, everything ahead of it in the row is finished and written, and then the error
+A step that fails takes nothing more. Everything that has already passed it is finished and written, and then the error
 is raised in the caller's thread: so what is written is always a run of whole pieces from the first.
 """
 
@@ -31,7 +31,7 @@ from xgr_engine.xschedule.worker import IN_FLIGHT, BatchWorker, Flight, Halving,
 
 
 class Prompts(Protocol):
-    """What a prepared piece gives to the engine."""
+    """A prepared piece: what the engine needs of it."""
 
     @property
     def prompts(self) -> Sequence[IntArray]: ...
@@ -48,7 +48,7 @@ Ready = TypeVar("Ready", bound=Prompts)
 
 
 def _nothing(work: object) -> None:
-    """No safe point wanted."""
+    """The safe point of a caller that wants none."""
 
 
 def _name_prompts(work: object, ready: object, prompts: list[int]) -> str:
@@ -57,10 +57,12 @@ def _name_prompts(work: object, ready: object, prompts: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Stages(Generic[Work, Read, Ready]):
-    """The steps of a piece that the scheduler does not know. Each runs in a thread of its own, in piece order.
+    """The steps of a piece that the caller supplies. Each runs in a thread of its own, piece by piece.
 
     Attributes:
-        read: input rows; prepare: prompts and exclusions; write: results, in the order of ``prompts``.
+        read: reads the input rows of a piece.
+        prepare: makes prompts and exclusions of them.
+        write: takes the results, in the order of the prompts.
         name_rows: text that names some prompts of a piece (by number) in an error.
     """
 
@@ -75,13 +77,15 @@ class Settings:
     """How a pipeline runs.
 
     Attributes:
-        reject_errors: a row that makes the engine raise becomes a fault of the row; else the run fails.
+        reject_errors: a row that makes the engine raise is recorded as failed; otherwise the run fails.
         slo_seconds: batches are closed before they are expected to take longer; None: by capacity alone.
-        in_flight: batches on the device at a time; ahead: pieces that wait between two steps.
+        in_flight: batches on the device at a time.
+        ahead: pieces between two steps, at most.
         stop: once set, no further batch is launched; what is in flight is finished, and whole pieces are written.
-        on_rows: told, in the caller's thread, how many further rows are done.
-        safe_point: called in the caller's thread before each batch with its piece (None while there is nothing to
-            launch); what it raises ends the run as an error of a step does.
+        on_rows: called in the caller's thread with the number of rows that are done since the last call.
+        safe_point: called in the caller's thread before each batch, with its piece, and now and then with None while
+            there is nothing to launch. What it raises ends the run as an error of a step does.
+        trace: collects what each thread does.
     """
 
     reject_errors: bool = True
@@ -99,11 +103,16 @@ class Summary:
     """What a pipeline did.
 
     Attributes:
-        pieces: written; stopped: whether ``stop`` ended it before the last piece.
-        batches, repeats: batches computed, and prompts answered with the result of an equal one.
-        seconds: from the first read to the last write; cpu_seconds: of all threads of the process meanwhile.
-        starved: seconds in which the caller's thread had no batch.
-        batch_seconds: of each batch; halvings: every time memory was short; latency: the cost model's report.
+        pieces: how many were written.
+        stopped: whether ``stop`` ended the run before the last piece.
+        batches: how many were computed.
+        repeats: prompts answered with the result of an equal one.
+        seconds: from the first read to the last write.
+        cpu_seconds: processor time of all threads of the process meanwhile.
+        starved: seconds in which the caller's thread waited for a batch.
+        batch_seconds: of each batch that was computed as planned.
+        halvings: one for every time that memory was short.
+        latency: the cost model's report.
     """
 
     pieces: int = 0
@@ -221,7 +230,7 @@ class Pipeline(Generic[Work, Read, Ready]):
 
     @property
     def trace(self) -> Trace:
-        """Of the settings."""
+        """The trace of the settings."""
         return self._trace
 
     @property
@@ -242,7 +251,7 @@ class Pipeline(Generic[Work, Read, Ready]):
         return threading.Thread(target=_serve, args=given, name=name, daemon=True)
 
     def _note_failure(self, error: BaseException) -> None:
-        """From the last step that an error reaches."""
+        """Keeps the first error that reaches the end of the pipeline."""
         if self._failure is None:
             self._failure = error
 
@@ -335,8 +344,11 @@ def _serve(
     outbox: Channel[Any] | None,
     fail: Callable[[BaseException], None],
 ) -> None:
-    """One step, to the end of its source. An error goes down the row behind everything that came before it; whoever is
-    further up finds that nothing more is taken."""
+    """Runs one step to the end of its source.
+
+    An error travels down the pipeline behind everything that came before it; the steps above find that nothing more is
+    taken from them.
+    """
     error: BaseException | None = None
     try:
         for item in source:

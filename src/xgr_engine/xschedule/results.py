@@ -21,11 +21,13 @@ class Ranked:
 
     Attributes:
         offsets: int64 [n + 1] into the arrays below; a failed prompt has no results.
-        item_rows: int32; leaves: int32; scores: float32, best first within a prompt.
-        short: bool [n].
-        failed: prompt -> (reason code, detail).
-        batches: how many were computed.
-        repeats: prompts that got the result of an equal one.
+        item_rows: int32 rows of ``items.parquet``, best first within a prompt.
+        leaves: int32 the leaf of each item.
+        scores: float32 log-probabilities.
+        short: bool [n] whether fewer than K items were reachable.
+        failed: number of a prompt -> (reason code, detail).
+        batches: how many batches were computed.
+        repeats: how many prompts got the result of an equal one.
         batch_seconds: of each batch that was computed as planned.
     """
 
@@ -41,7 +43,7 @@ class Ranked:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, p50, p90, p95, p99 and max of the batches' seconds, for manifests; nothing of no batch."""
+    """Mean, p50, p90, p95, p99 and max of the batches' seconds, for manifests; empty if there was no batch."""
     if not seconds:
         return {}
     names = ("p50", "p90", "p95", "p99", "max")
@@ -51,10 +53,11 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Distinct:
-    """Equal prompts with equal exclusions are one.
+    """Groups of equal prompts with equal exclusions, each called a kind.
 
     Attributes:
-        first: int64 [m] the first prompt of each kind, ascending; kind: int64 [n] the kind of each prompt.
+        first: int64 [m] number of the first prompt of each kind, ascending.
+        kind: int64 [n] the kind of each prompt.
     """
 
     first: NDArray[np.int64]
@@ -88,7 +91,7 @@ def in_order(
     batches: int,
     batch_seconds: Sequence[float] = (),
 ) -> Ranked:
-    """Results of batches, each given with the numbers of its prompts, in the order of ``total`` prompts."""
+    """The results of batches in the order of ``total`` prompts. ``done`` has each with the numbers of its prompts."""
     counts = np.zeros(total, np.int64)
     short = np.zeros(total, np.bool_)
     for batch, outcome in done:
@@ -107,7 +110,7 @@ def in_order(
 
 
 def repeat(ranked: Ranked, kind: NDArray[np.int64]) -> Ranked:
-    """Results of kinds of prompts, as results of the prompts: ``kind`` int64 [n] as in :class:`Distinct`."""
+    """From the results of each kind of prompt to those of all prompts; ``kind`` [n] as in :class:`Distinct`."""
     counts = np.diff(ranked.offsets)[kind]
     places = runs(ranked.offsets[:-1][kind], counts)
     return Ranked(

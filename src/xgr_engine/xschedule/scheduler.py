@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Seconds that batches are expected to take: (tokens [n], users [n]) -> [n]; see xschedule.latency.
+# (tokens [n], users [n]) -> seconds [n] that batches of these sizes are expected to take; see xschedule.latency.
 Predict = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64] | None]
 
 
@@ -20,11 +20,11 @@ class BatchLimits:
         tokens: prompt tokens of all users together.
         rows: beam rows of all users together.
         rows_per_user: beam rows of one user at the widest level; never lowered to fit.
-        longest_prompt: prompts above it cannot be computed even alone.
-        fixed_shapes: the engine runs in captured shapes of a few user counts (:func:`filling`) over a cache of
-            ``tokens`` that also holds once what all prompts of a batch begin with. Batches are made to fit both.
-        level_rows: beam rows of one user, all levels together: what the time of a batch grows with.
-        lanes: batches side by side on the device; the limits hold for each.
+        longest_prompt: prompts with more tokens cannot be computed, not even alone.
+        fixed_shapes: the engine runs in captured shapes with a few user counts (:func:`filling`), over a cache of
+            ``tokens`` in which what all prompts of a batch begin with is stored once more. Batches must fit both.
+        level_rows: beam rows of one user, summed over the levels; the time of a batch grows with them.
+        lanes: batches side by side on the device; the limits hold for each of them.
     """
 
     tokens: int
@@ -37,12 +37,12 @@ class BatchLimits:
 
     @property
     def users(self) -> int:
-        """Users a batch; one user is always allowed."""
+        """Users per batch; one user is always allowed."""
         return max(1, self.rows // max(1, self.rows_per_user))
 
 
 def filling(users: int) -> int:
-    """The most users, up to ``users``, that leave no place of a captured shape empty: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    """The largest user count, up to ``users``, that fills a captured shape: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
     power = 1 << (users.bit_length() - 1)
     return power * 3 // 2 if power >= 2 and users >= power * 3 // 2 else power
 
@@ -50,7 +50,7 @@ def filling(users: int) -> int:
 def split_too_long(lengths: NDArray[np.int64], limits: BatchLimits) -> tuple[NDArray[np.int64], list[int]]:
     """Prompt numbers that can be computed, longest first, and those above ``longest_prompt``, ascending.
 
-    Neighbours of like length waste nothing, and a plan that does not fit fails on the first batch and not on the last.
+    Neighbours of like length waste little, and a plan that does not fit fails on the first batch and not on the last.
     """
     order = np.argsort(-lengths, kind="stable")
     above = int((lengths > limits.longest_prompt).sum())
@@ -64,9 +64,14 @@ def form_batches(
     predict: Predict | None = None,
     seconds: float = np.inf,
 ) -> Iterator[NDArray[np.int64]]:
-    """Cuts ``order`` into batches, closing each by capacity or by predicted time, whichever comes first.
+    """Cuts ``order`` into batches, each closed by capacity or by predicted time, whichever comes first.
 
     A batch is cut when it is asked for, with what ``predict`` knows by then. One prompt is always allowed.
+
+    Args:
+        order: numbers of prompts.
+        lengths: prompt tokens, by number.
+        seconds: limit on the predicted time.
     """
     first = 0
     while first < len(order):
@@ -86,7 +91,9 @@ def batch_size(
     """How many of the prompts, from the first on, form the next batch.
 
     Args:
-        lengths: of the next prompts, at least one; waiting: prompts that are there in all.
+        lengths: of the next prompts, at least one.
+        waiting: how many prompts there are in all.
+        seconds: limit on the predicted time.
     """
     lengths = lengths[: limits.users]
     tokens = np.cumsum(lengths)

@@ -14,17 +14,15 @@ from typing import Any
 from xgr_engine.errors import UsageError
 from xgr_engine.files import write_text
 
-# Enough for hours of batches; a trace beyond that opens in no viewer.
+# Enough for hours of batches; no viewer opens a larger trace.
 _MOST_EVENTS = 400_000
 
 
 class Trace:
-    """Collects spans. Without a path it collects nothing and costs nothing.
-
-    Times are seconds of ``time.perf_counter``.
+    """Collects spans of time, in seconds of ``time.perf_counter``. Without a path it collects nothing.
 
     Raises:
-        UsageError: the path's directory is not there.
+        UsageError: the path's directory does not exist.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -39,7 +37,7 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, **facts: object) -> Iterator[None]:
-        """What the current thread does inside the ``with``, on a track of the thread's name."""
+        """Records what the current thread does inside the ``with``, on a track named after the thread."""
         if self.path is None:
             yield
             return
@@ -50,7 +48,7 @@ class Trace:
             self.add(threading.current_thread().name, name, start, time.perf_counter(), **facts)
 
     def add(self, track: str, name: str, start: float, end: float, **facts: object) -> None:
-        """A span that has been measured elsewhere, such as a GPU's."""
+        """Adds a span that was measured elsewhere, such as on a GPU."""
         if self.path is None:
             return
         with self._lock:
@@ -82,7 +80,7 @@ class Trace:
         }
 
     def write(self) -> None:
-        """Writes the file, whole or not at all; nothing without a path."""
+        """Writes the file, whole or not at all. Does nothing without a path."""
         if self.path is None:
             return
         write_text(self.path, json.dumps(self.to_json()))

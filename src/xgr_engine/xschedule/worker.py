@@ -1,7 +1,7 @@
-"""Batches on an engine: prepared, launched, settled; one that fails is halved until it works or the bad row is found.
+"""Batches on an engine: prepared, launched, settled. One that fails is halved until it works or the bad row is found.
 
-The width is never touched: a batch that needs too much memory becomes two of half the users. A batch that raises
-anything else is halved too, so that only the rows that make the engine raise are lost and can be named.
+The beam width is never touched: a batch that needs too much memory becomes two of half the users. A batch that raises
+anything else is halved too, so that only those rows are lost that make the engine raise, and they can be named.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ class BatchError(XgrError):
     """The engine raised while it computed rows; ``prompts`` holds their numbers among the window's prompts."""
 
     def __init__(self, prompts: list[int], error: Exception, name: str) -> None:
+        lost = is_device_lost(error)
         super().__init__(
             f"{name}: the computation raised {describe(error)}",
-            why="--on-error fail, or the device can compute nothing any more",
-            hint="with --on-error reject such rows are set aside and the run goes on",
+            why="after such an error the GPU computes nothing more for this process" if lost else "--on-error is fail",
+            hint="start the run again; if it fails at the same rows, please report it"
+            if lost
+            else "with --on-error reject such rows are set aside and the run goes on",
         )
         self.prompts = prompts
 
@@ -59,7 +62,7 @@ class Halving:
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts that are computed together: their numbers in ``window``, longest first."""
+    """Prompts that are computed together, as int64 ``numbers`` of prompts in ``window``, longest first."""
 
     window: Window
     numbers: NDArray[np.int64]
@@ -82,8 +85,10 @@ class Window:
     """Prompts that are planned together, and what has become of them. Equal ones are computed once.
 
     Args:
-        prompts: token ids; excluded: what each must not get, of :data:`xgr_engine.options.Exclusion`.
-        name: text that names some of the prompts, by number, in an error.
+        prompts: token ids of each prompt.
+        excluded: what each must not get.
+        limits: of a batch.
+        name: (numbers of prompts) -> text that names them in an error.
     """
 
     def __init__(
@@ -113,21 +118,21 @@ class Window:
         }
 
     def batches(self, predict: Predict | None = None, seconds: float = np.inf) -> Iterator[Batch]:
-        """Cut as they are asked for; see :func:`form_batches`."""
+        """Batches, each cut when it is asked for; see :func:`form_batches`."""
         for cut in form_batches(self._order, self.lengths, self._limits, predict, seconds):
             yield Batch(self, cut)
 
     def nothing(self) -> Batch:
-        """A batch without prompts."""
+        """An empty batch, for a window that has nothing to compute."""
         return Batch(self, np.empty(0, np.int64))
 
     @property
     def planned(self) -> int:
-        """Prompts that all batches hold together."""
+        """How many prompts all batches hold together."""
         return len(self._order)
 
     def originals(self, batch: Batch) -> list[int]:
-        """The places of a batch's prompts among all prompts given, ascending."""
+        """Numbers of a batch's prompts among all prompts given, ascending; of equal ones, the first."""
         return sorted(self._distinct.first[batch.numbers].tolist())
 
     def add(self, settled: Settled) -> None:
@@ -150,7 +155,7 @@ class Window:
 
 @dataclass
 class Flight:
-    """A batch on its way. ``error``: what kept it from being prepared or launched."""
+    """A batch on its way through the engine's steps, with what each returned; ``error`` is what one of them raised."""
 
     batch: Batch
     ready: Any = None
@@ -160,7 +165,13 @@ class Flight:
 
 @dataclass
 class Settled:
-    """What became of a batch: results of parts of it, prompts without one, and the seconds it took if all went well."""
+    """What became of a batch.
+
+    Attributes:
+        done: (numbers of prompts, their results), one entry for the batch, or one for each part that was retried.
+        failed: number of a prompt -> why it has no result.
+        seconds: that the batch took; empty if it was halved.
+    """
 
     done: list[tuple[NDArray[np.int64], BatchOutcome]] = field(default_factory=list)
     failed: dict[int, Fault] = field(default_factory=dict)
@@ -171,7 +182,8 @@ class BatchWorker:
     """Takes batches through the engine's three steps.
 
     Args:
-        reject_errors: a row that makes the engine raise becomes a fault of the row; else BatchError.
+        reject_errors: a row that makes the engine raise is recorded as failed; otherwise BatchError is raised.
+        latency: learns from every batch computed as planned.
 
     Attributes:
         halvings: every time memory was short; batch_seconds: of each batch computed as planned.
@@ -218,7 +230,7 @@ class BatchWorker:
         """Wait for the batch's result; a batch that failed is halved and computed here.
 
         Raises:
-            BatchError: a row makes the engine raise and errors are not rejected, or the device is lost.
+            BatchError: a row makes the engine raise and errors are not to be rejected, or the device is lost.
         """
         found, batch, error = Settled(), flight.batch, flight.error
         if not batch.users:
@@ -235,7 +247,7 @@ class BatchWorker:
         if error is not None:
             self._halve(batch, error, found)
             if batch.users > 1 and len(found.failed) == batch.users:
-                self._isolate = False  # not one bad row but all of them: looking for it again would take hours
+                self._isolate = False  # every row is bad: halving all later batches as well would take hours
         return found
 
     def _measure(self, batch: Batch, span: Span) -> float:
@@ -280,7 +292,7 @@ def _inputs(batch: Batch) -> tuple[list[IntArray], list[Exclusion]]:
 
 
 def _without_frames(error: Exception) -> Exception:
-    """The frames of a failed batch hold its tensors: they must go before it is tried again."""
+    """The error without its traceback: the frames hold the batch's tensors, whose memory the next try needs."""
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 
@@ -297,10 +309,13 @@ def compute_batches(
     """Computes prompts that are in memory, in the calling thread: planned batches, ``in_flight`` at a time.
 
     Args:
-        reject_errors: a prompt that makes the engine raise fails; else BatchError goes up.
+        reject_errors: as of :class:`BatchWorker`.
 
     Returns:
         Results in the order of the prompts.
+
+    Raises:
+        BatchError: as :meth:`BatchWorker.settle`.
     """
     window = Window(prompts, excluded, limits)
     worker = BatchWorker(engine, reject_errors=reject_errors)
