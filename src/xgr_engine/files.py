@@ -113,6 +113,29 @@ def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, A
         raise ValueError("it is nested too deeply") from error
 
 
+def misfit(value: Any, shape: Any, place: str = "") -> str | None:
+    """Where parsed JSON is not of a shape: the place of the first value that is missing or of another type.
+
+    Args:
+        shape: a type; None for null; a list with the shape of every entry; a dictionary with the shapes of keys that
+            must be there, or under ``str`` that of every key's value; a tuple of shapes any of which will do.
+        place: of the value itself, such as ``level_reports[0]``.
+    """
+    inner: list[tuple[Any, Any, str]]
+    if isinstance(shape, dict) and isinstance(value, dict):
+        named = dict.fromkeys(value, shape[str]) if str in shape else shape
+        inner = [(value.get(key, ...), kind, f"{place}.{key}" if place else key) for key, kind in named.items()]
+    elif isinstance(shape, list) and isinstance(value, list):
+        inner = [(entry, shape[0], f"{place}[{number}]") for number, entry in enumerate(value)]
+    elif isinstance(shape, tuple):
+        return place if all(misfit(value, one, place) is not None for one in shape) else None
+    elif shape is None or isinstance(shape, dict | list):
+        return None if value is shape else place
+    else:  # true and false are no numbers
+        return None if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)) else place
+    return next((wrong for part in inner if (wrong := misfit(*part)) is not None), None)
+
+
 def file_sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:

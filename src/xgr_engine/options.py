@@ -49,20 +49,23 @@ def check_types(options: Any) -> None:
 
 
 def check_type(option: str, value: object, kind: Any) -> None:
-    """Raises UsageError unless the value is of the kind: a type, a union or a ``Literal``."""
-    if not _is_of(value, kind):
+    """Raises UsageError unless the value is of the kind."""
+    if not is_of(value, kind):
         said = value if isinstance(value, str) else repr(value)
         raise UsageError(f"{option} {said}: must be {_called(kind)}")
 
 
-def _is_of(value: object, kind: Any) -> bool:
+def is_of(value: object, kind: Any) -> bool:
+    """Whether a value is of a kind, as a type is declared: a type, a union, a ``Literal`` or a tuple of one of them.
+
+    Any integer will do for an int, and any number for a float, those of numpy among them.
+    """
     if get_origin(kind) in _UNIONS:
-        return any(_is_of(value, one) for one in get_args(kind))
+        return any(is_of(value, one) for one in get_args(kind))
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_of(part, get_args(kind)[0]) for part in value)
-    # any integer will do for an int, and any number for a float, those of numpy among them
+        return isinstance(value, tuple) and all(is_of(part, get_args(kind)[0]) for part in value)
     accepted = {int: Integral, float: Real}.get(kind, kind)
     return isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
 

@@ -53,7 +53,7 @@ def edit(model: ModelDir, change: Callable[[dict[str, Any]], object], *, sign: b
         (lambda r: r["model"].update(dtype="fp8"), True, "dtype 'fp8'"),
         (lambda r: r["sid_tokens"][0]["codes"].pop(), True, "level 1"),
         (lambda r: r["contract"].pop("score_suffix"), True, "score_suffix"),
-        (lambda r: r.update(weights={}), True, "tensors"),
+        (lambda r: r.update(weights={}), True, r"\"weights\.size\" is missing"),
     ],
 )
 def test_edited_metadata(model: ModelDir, change: Callable[[dict[str, Any]], object], sign: bool, said: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from xgr_engine.catalog.ids import IdIndex, plain
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.catalog.trie_file import damaged, load_trie
 from xgr_engine.errors import CatalogError
-from xgr_engine.files import file_sha256, parse_json
+from xgr_engine.files import file_sha256, misfit, parse_json
 
 IntArray = NDArray[np.int32]
 
@@ -26,21 +25,29 @@ KIND = "xgr.vocabulary"
 SCHEMA_VERSION = 1
 DESCRIPTION, TRIE, ITEMS = "vocab.json", "trie.safetensors", "items.parquet"
 
-_NEEDED: dict[str, type | UnionType] = {
+_FILE = {"bytes": int, "sha256": str}
+# As xgr_engine.files.misfit reads it.
+_SHAPE: dict[str, Any] = {
+    "written_by": str,
     "content_hash": str,
     "levels": int,
-    "codebook": list,
+    "codebook": [int],
     "num_items": int,
     "num_sids": int,
-    "attributes": dict,
-    "files": dict,
-    "sid_lengths": dict,
+    "sid_lengths": {str: int},
     "item_id_type": str,
-    "collisions": dict,
-    "level_reports": list,
-    "warnings": list,
-    "sid_templates": list | None,
-    "rank": dict | None,
+    "sid_templates": (None, [str]),
+    "attributes": {str: str},
+    "rank": (None, {"column": str, "descending": bool}),
+    "collisions": {"groups": int, "items": int, "largest": int},
+    "level_reports": [
+        {
+            **dict.fromkeys(("codebook_size", "codes_used", "largest_code", "nodes", "branching_max"), int),
+            "branching_mean": (int, float),
+        }
+    ],
+    "warnings": [str],
+    "files": {TRIE: _FILE, ITEMS: _FILE},
 }
 
 
@@ -65,7 +72,7 @@ class Vocabulary:
 
     @property
     def codebook(self) -> tuple[int, ...]:
-        """Codes a level: as declared, else the largest code + 1."""
+        """Codes per level: as declared, else the largest code + 1."""
         return tuple(self.description["codebook"])
 
     @property
@@ -98,7 +105,7 @@ class Vocabulary:
         return plain(self._read(["item_id"])["item_id"])
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Attribute columns, one row an item.
+        """Attribute columns, one row per item.
 
         Raises:
             CatalogError: a column that the vocabulary does not have.
@@ -142,7 +149,7 @@ class Vocabulary:
         except (pa.ArrowException, OSError, KeyError) as error:
             raise damaged(path, str(error)) from error
         if table.num_rows != self.num_items:
-            raise damaged(path, f"it has {table.num_rows} rows, {DESCRIPTION} says {self.num_items}")
+            raise damaged(path, f"it has {table.num_rows} rows, but {DESCRIPTION} says {self.num_items}")
         return table
 
 
@@ -166,31 +173,30 @@ def read_description(directory: Path) -> dict[str, Any]:
     """The checked content of ``vocab.json``.
 
     Raises:
-        CatalogError: missing, no vocabulary, or written by a version that this one cannot read.
+        CatalogError: missing, not a vocabulary, or written by a version that this one cannot read.
     """
     path = directory / DESCRIPTION
     if not directory.is_dir() or not path.is_file():
         missing = "there is no such directory" if not directory.is_dir() else f"it has no {DESCRIPTION}"
-        raise CatalogError(f"{directory} is no vocabulary", why=missing, hint="make one with xgr build-vocab CATALOG")
+        raise CatalogError(f"{directory} is not a vocabulary", why=missing, hint="xgr build-vocab CATALOG makes one")
     try:
         description = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(description, dict) or description.get("kind") != KIND:
-        raise CatalogError(f"{path} does not describe a vocabulary", why=f'its "kind" is not "{KIND}"')
+        raise CatalogError(
+            f"{path} does not describe a vocabulary",
+            why=f'its "kind" is not "{KIND}"',
+            hint="give a directory that xgr build-vocab wrote",
+        )
     version = description.get("schema_version")
     if version != SCHEMA_VERSION:
         raise CatalogError(
-            f"{directory} has schema version {version}, this xgr reads version {SCHEMA_VERSION}",
+            f"{directory} has schema version {version}, but this xgr reads version {SCHEMA_VERSION}",
             hint="build the vocabulary again with xgr build-vocab",
         )
-    for key, kind in _NEEDED.items():
-        if key not in description or not isinstance(description[key], kind):
-            raise damaged(path, f'"{key}" is missing or has the wrong type')
-    for name in (TRIE, ITEMS):
-        entry = description["files"].get(name)
-        if not isinstance(entry, dict) or not {"bytes", "sha256"} <= entry.keys():
-            raise damaged(path, f'"files" does not describe {name}')
+    if wrong := misfit(description, _SHAPE):
+        raise damaged(path, f'"{wrong}" is missing or has the wrong type')
     return description
 
 
@@ -213,7 +219,8 @@ def verify_files(path: str | Path) -> None:
         CatalogError: names the file that is missing, cut short or changed.
     """
     directory = Path(path)
-    for name, entry in read_description(directory)["files"].items():
+    files = read_description(directory)["files"]
+    for name, entry in ((name, files[name]) for name in (TRIE, ITEMS)):
         _check_size(directory / name, entry["bytes"])
         if file_sha256(directory / name) != entry["sha256"]:
             raise damaged(directory / name, "its content is not what was written (checksum)")
@@ -224,4 +231,4 @@ def _check_size(path: Path, expected: int) -> None:
         raise damaged(path, "the file is missing")
     size = path.stat().st_size
     if size != expected:
-        raise damaged(path, f"it has {size} bytes, {expected} were written")
+        raise damaged(path, f"it has {size} bytes, but {expected} were written")

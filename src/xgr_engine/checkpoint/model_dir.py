@@ -27,7 +27,7 @@ from typing import Any
 
 from xgr_engine.checkpoint.weights import verify_checksums
 from xgr_engine.errors import CheckpointError
-from xgr_engine.files import file_sha256, parse_json
+from xgr_engine.files import file_sha256, misfit, parse_json
 from xgr_engine.models.spec import AnySpec, spec_from_json
 from xgr_engine.tokens.contract import ScoreContract
 from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec
@@ -42,6 +42,19 @@ WEIGHTS_FILE = "model.safetensors"
 _KEYS = {
     *("schema_version", "kind", "xgr_version", "model", "contract", "sid_tokens", "prompt", "weights", "tokenizer"),
     *("vocab_checked", "source", "fingerprint"),
+}
+# What the rooms that read the parts do not check themselves; see xgr_engine.files.misfit.
+_SHAPE: dict[str, Any] = {
+    "model": dict,
+    "contract": {"score_suffix": [int], "score_suffix_text": str},
+    "sid_tokens": [{"template": (None, str), "codes": list, "token_ids": list}],
+    "prompt": {"name": str, "template": str, "bos_ids": [int]},
+    "weights": {"size": int, "tensors": {str: str}},
+    "tokenizer": {str: str},
+    "vocab_checked": (None, {"path": str, "content_hash": str}),
+    "source": {"path": str, "files": {str: str}, "request": str},
+    "fingerprint": str,
+    "xgr_version": str,
 }
 _FINGERPRINTED = ("model", "contract", "sid_tokens", "prompt", "weights", "tokenizer")
 _AGAIN = "run `xgr convert` again"
@@ -177,6 +190,8 @@ def canonical_hash(value: object) -> str:
 
 
 def _parse(path: Path, record: Mapping[str, Any]) -> ModelDir:
+    if wrong := misfit(record, _SHAPE):
+        raise ValueError(f'"{wrong}" is missing or has the wrong type')
     if fingerprint_of(record) != record["fingerprint"]:
         raise ValueError("its fingerprint does not fit its content: the file was edited or damaged")
     tokenizer_files = dict(record["tokenizer"])

@@ -82,7 +82,7 @@ def verify_checksums(path: Path, checksums: Mapping[str, str]) -> list[str]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = file.read(min(length, path.stat().st_size))
-            if hashlib.sha256(header).hexdigest() != checksums[HEADER]:
+            if hashlib.sha256(header).hexdigest() != checksums.get(HEADER):
                 return [HEADER]
             places = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name in checksums}
             wrong = []

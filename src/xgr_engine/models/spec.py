@@ -1,10 +1,12 @@
-"""What a model is, as numbers: the part of ``xgr.json`` that the forward pass needs. No torch in here."""
+"""A model's sizes and switches: the part of ``xgr.json`` that the forward pass needs. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, get_type_hints
+
+from xgr_engine.options import is_of
 
 DECODER_ONLY_FAMILIES = ("qwen2", "qwen3", "llama")
 ENCODER_DECODER_FAMILIES = ("t5",)
@@ -64,7 +66,7 @@ class ModelSpec:
 
     @property
     def extra_slots(self) -> int:
-        """Tokens a user whose keys are kept beside the prompt's and the answer's: none."""
+        """Slots per user besides those of the answer's tokens: none."""
         return 0
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -104,7 +106,8 @@ class ModelSpec:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: a key too many or too few, or a family or dtype that this version does not know.
+            ValueError: an unknown or missing key, a value of another type, or a family or dtype that this version does
+                not know.
         """
         values = {**value, "rope": RopeSpec(**_checked(RopeSpec, value.get("rope"), "rope"))}
         spec = cls(**_checked(cls, values, "model"))
@@ -114,10 +117,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class EncoderDecoderSpec:
-    """A T5: an encoder that reads the history, a decoder that writes the semantic ID and attends to the encoder.
+    """A T5: an encoder that reads the history, and a decoder that attends to it and writes the semantic ID.
 
-    RMSNorm before every block, no biases, attention scores not scaled, positions as a bias on the scores that depends
-    on the distance alone (``num_buckets`` of them up to ``max_distance``), shared by all layers of a stack.
+    RMSNorm before every block, no biases on matrix products, attention scores not scaled. Positions enter as a bias on
+    the scores that depends on the distance alone (``num_buckets`` values up to ``max_distance``) and is shared by all
+    layers of a stack.
 
     Tensors of ``model.safetensors`` ([out, in] as torch.nn.Linear has them): ``embed.weight`` [V, H]; ``head.weight``
     [V, H], absent when ``tied``; for both stacks ``{encoder,decoder}.bias.weight`` [buckets, heads] and
@@ -127,10 +131,10 @@ class EncoderDecoderSpec:
     and, when ``gated``, ``.layers.{i}.mlp.gate.weight``.
 
     Attributes:
-        num_layers: of the decoder, whose keys and values a batch keeps.
+        num_layers: layers of the decoder, whose keys and values the cache holds.
         gated: ``gelu(gate x) * up x`` (tanh approximation) instead of ``relu(up x)``.
         start_token: what the decoder reads before the first code.
-        max_context: prompt tokens and answer together. Relative positions have no end; this bounds memory.
+        max_context: most tokens of prompt and answer together. Relative positions have no end; this bounds memory.
         scaled_output: the decoder's output is multiplied by ``hidden_size ** -0.5`` before the head.
     """
 
@@ -164,7 +168,7 @@ class EncoderDecoderSpec:
 
     @property
     def extra_slots(self) -> int:
-        """Tokens a user whose keys are kept beside the prompt's and the answer's: the start token."""
+        """Slots per user besides those of the answer's tokens: one, for the start token."""
         return 1
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -214,9 +218,9 @@ def spec_from_json(value: Mapping[str, Any]) -> AnySpec:
 def _check_names(spec: AnySpec, families: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
     if spec.family not in families:
         known = ", ".join(DECODER_ONLY_FAMILIES + ENCODER_DECODER_FAMILIES)
-        raise ValueError(f"model: family {spec.family!r} is none of {known}")
+        raise ValueError(f"model: family {spec.family!r} is not one of {known}")
     if spec.dtype not in dtypes:
-        raise ValueError(f"model: dtype {spec.dtype!r} is none of {', '.join(dtypes)}")
+        raise ValueError(f"model: dtype {spec.dtype!r} is not one of {', '.join(dtypes)}")
 
 
 def _checked(kind: type[AnySpec] | type[RopeSpec], value: object, where: str) -> dict[str, Any]:
@@ -225,4 +229,6 @@ def _checked(kind: type[AnySpec] | type[RopeSpec], value: object, where: str) ->
     known = {field.name for field in fields(kind)}
     if wrong := sorted(known ^ set(value)):
         raise ValueError(f"{where}: unknown or missing {', '.join(wrong)}")
+    if wrong := [name for name, declared in get_type_hints(kind).items() if not is_of(value[name], declared)]:
+        raise ValueError(f"{where}: wrong type of {', '.join(wrong)}")
     return dict(value)
