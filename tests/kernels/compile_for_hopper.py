@@ -110,7 +110,6 @@ def elementwise():
 def logsumexp():
     from xgr_engine.kernels import triton
 
-    build(triton._online_logsumexp_kernel, {"FIRST": False, "LAST": True, "TILE": 1024}, out="*fp32")
     tiles = {"hidden": "tensordesc<bf16[128, 64]>", "weight": "tensordesc<bf16[256, 64]>"}
     build(triton._tile_logsumexp_kernel, {"ROWS": 128, "COLS": 256, "DEPTH": 64}, 8, 4, **tiles)
     build(triton._merge_logsumexp_kernel, {"ROWS": 8, "TILES": 128}, out="*fp32")

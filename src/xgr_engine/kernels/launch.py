@@ -1,4 +1,4 @@
-"""Small facts of a launch. Triton's own ``cdiv`` and ``next_power_of_2`` pass through its language: 2 us a call."""
+"""Small facts that a kernel launch needs. Triton's own ``cdiv`` and ``next_power_of_2`` take 2 us per call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def power_of_two(n: int) -> int:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Programs that a device runs side by side; 1 where it is no GPU."""
+    """Multiprocessors of a GPU; 1 if the device is not one."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -27,20 +27,22 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def capability(device: torch.device) -> int:
-    """Major compute capability of a GPU: 8 Ampere and Ada, 9 Hopper; 0 where the device is none."""
+    """Major compute capability of a GPU: 8 Ampere and Ada, 9 Hopper; 0 if the device is not one."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
-# Up to here two kernels are as good: 256 rows of Qwen3-1.7B, 56 layers' steps, 6.0 ms with two and 6.2 with one (H200).
+# Up to so many rows, two kernels are as good as the fused one: 256 rows of Qwen3-1.7B, 56 layers' steps, take 6.0 ms
+# with two and 6.2 with one (H200).
 FEW_SWIGLU_ROWS = 256
 
 
 def gate_up_rows(device: torch.device, dtype: torch.dtype, hidden: int, width: int, *, bias: bool) -> int | None:
-    """Most rows whose gate and up products the ``swiglu`` of ``kernels.triton`` ever stores; None: those of all rows.
+    """The most rows whose gate and up products ``kernels.triton.swiglu`` ever stores; None: those of all rows.
 
     Args:
-        hidden, width: of the rows that come in and that go out.
-        bias: the products have one.
+        hidden: width of the rows that come in (H).
+        width: width of the rows that go out (I).
+        bias: whether the products have one.
     """
     fused = is_hopper(device) and dtype in (torch.bfloat16, torch.float16) and hidden % 8 == width % 8 == 0
     return FEW_SWIGLU_ROWS if fused and not bias else None

@@ -1,4 +1,4 @@
-"""``x @ weight.T + bias``, on a CPU through oneDNN: torch hands float32 products to a BLAS that many CPUs outrun.
+"""``x @ weight.T + bias``, on a CPU through oneDNN: for float32, torch calls a BLAS that is slow on many CPUs.
 
 On an AMD EPYC with AVX-512 (one thread, torch 2.13) oneDNN reaches 250 GFLOP/s, ``torch.nn.functional.linear`` 108.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def _onednn() -> Any:
-    """torch's oneDNN product with its dense arguments, or None where this build of torch has none."""
+    """torch's oneDNN product, or None where this build of torch lacks it or takes other arguments."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
@@ -29,7 +29,17 @@ _BLOCK, _ROUND = 256, 32  # rows
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x [N, K], weight [M, K], bias [M] -> [N, M] in the dtype of x, put into ``out`` if given; float32 stays IEEE."""
+    """``x @ weight.T + bias``, written to ``out`` if given. float32 stays IEEE.
+
+    Args:
+        x: [N, K].
+        weight: [M, K].
+        bias: [M].
+        out: [N, M].
+
+    Returns:
+        [N, M] in the dtype of x.
+    """
     if _PRODUCT is not None and x.dtype == torch.float32 and not x.is_cuda and len(x) > 1:
         return _in_blocks(x, weight, bias, x.new_empty(len(x), len(weight)) if out is None else out)
     if out is None:
@@ -38,8 +48,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | 
 
 
 def _in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """oneDNN compiles a kernel for each number of rows, and every batch has another: so whole blocks, and a last one
-    rounded up to one of a few sizes."""
+    """oneDNN compiles a kernel for each number of rows, and every batch has a new one. So rows are computed in whole
+    blocks, with a last one that is padded to one of a few sizes."""
     for at in range(0, len(x), _BLOCK):
         part = x[at : at + _BLOCK]
         missing = -len(part) % _ROUND
@@ -50,7 +60,7 @@ def _in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> T
 
 
 def float32_product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T`` as float32 [N, M], never rounded to the storage dtype on the way."""
+    """``x @ weight.T`` as float32 [N, M], never rounded to the dtype of the inputs on the way."""
     if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(x, weight.T, out_dtype=torch.float32)
     return linear(x.float(), weight.float())

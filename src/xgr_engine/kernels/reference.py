@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xgr_engine.kernels.linear import linear
 
-LOGITS_BYTES = 256 << 20  # float32 logits over the vocabulary that are alive at once
+LOGITS_BYTES = 256 << 20  # of float32 logits over the vocabulary, at most, that exist at once
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: fl
 
     Args:
         residual: [N, H] the residual stream; updated unless ``delta`` is None.
-        delta: [N, H] output of the block before, or None.
+        delta: [N, H] what the block before adds to it, or None.
         weight: [H] scale of the norm.
         eps: added to the mean square.
 
@@ -69,10 +69,10 @@ def rope_and_store(
         qkv: [N, (Hq + 2 * Hkv) * D] output of the fused projection: all q heads, all k heads, all v heads.
         q_norm, k_norm: [D] weights of the heads' RMS norms (Qwen3), or both None.
         eps: of these norms.
-        cos, sin: [P, D / 2] float32 tables by position; the first half of a head is rotated against the second.
+        cos, sin: [P, D / 2] float32, by position; the first half of a head is rotated against the second.
         position: int [N] position of each row, below P.
         k_cache, v_cache: [M, Hkv, D]; row n is written to ``slot[n]``.
-        slot: int [N] cache row of each row, pairwise distinct; -1 = do not store.
+        slot: int [N] cache row of each row, all different; -1 = do not store.
         out: where to put the queries.
 
     Returns:
@@ -93,7 +93,8 @@ def vocabulary_logsumexp(hidden: Tensor, weight: Tensor) -> Tensor:
     """Log-sum-exp of the logits ``hidden @ weight.T`` over the whole vocabulary, never rounded below float32.
 
     Args:
-        hidden: [N, H]; weight: [V, H], both of one dtype.
+        hidden: [N, H].
+        weight: [V, H], in the dtype of ``hidden``.
 
     Returns:
         float32 [N] (float64 for float64 inputs).

@@ -18,9 +18,6 @@ from xgr_engine.errors import UsageError
 from xgr_engine.kernels.launch import FEW_SWIGLU_ROWS, ceil_div, is_hopper, multiprocessors, power_of_two
 from xgr_engine.kernels.linear import linear
 
-# Bytes of float32 logits alive at once: what the L2 cache of a data-centre GPU keeps, so that they never reach memory.
-_LOGITS_BYTES = 32 << 20
-
 
 @triton.jit
 def _add_rms_norm_kernel(
@@ -91,9 +88,9 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """Gate and up products with SwiGLU; see :func:`xgr_engine.kernels.reference.swiglu`.
 
-    On a Hopper GPU one kernel (``launch.gate_up_rows`` tells the memory planner where), which takes 0.86 of the time of
-    a product and a pass over it (8000 x 2048 x 2 * 6144).
-    Few rows have fewer tiles than the GPU has multiprocessors; cuBLAS cuts those smaller.
+    On a Hopper GPU this is one kernel where it covers the call and there are enough rows (``launch.gate_up_rows`` tells
+    the memory planner). It takes 0.86 of the time of a product and a pass over it (8000 x 2048 x 2 * 6144, H200). Few
+    rows make fewer tiles than the GPU has multiprocessors; cuBLAS cuts those smaller.
     """
     if bias is None and is_hopper(x.device) and len(x) > FEW_SWIGLU_ROWS:
         from xgr_engine.kernels import hopper  # Gluon is loaded only where it runs
@@ -105,7 +102,7 @@ def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | 
 
 @triton.jit
 def _rotated_heads(source, weight, cos, sin, eps, h, h_ok, e, e_ok, D: tl.constexpr, NORM: tl.constexpr):
-    """Load heads ``h`` as two halves, norm each head, rotate the halves against each other."""
+    """Load heads ``h`` as two halves, norm each head, and rotate the halves against each other."""
     mask = h_ok[:, None] & e_ok[None, :]
     at = h[:, None] * D + e[None, :]
     first = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
@@ -188,9 +185,9 @@ def rope_and_store(
     heads = qkv.shape[1] // dim - 2 * kv_heads
     _require_rows("rope_and_store", qkv)
     if k_cache.stride() != v_cache.stride() or k_cache.stride(2) != 1:
-        raise UsageError("rope_and_store: the caches of keys and values must have equal strides, last dimension 1")
+        raise UsageError("rope_and_store: the caches of keys and values must have equal strides, the last of them 1")
     if not (position.is_contiguous() and slot.is_contiguous() and len(position) == len(slot) == rows):
-        raise UsageError("rope_and_store: position and slot must be contiguous, one entry a row")
+        raise UsageError("rope_and_store: position and slot must be contiguous, with one entry per row")
     q = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device) if out is None else out
     _require_result("rope_and_store", q, (rows, heads, dim))
     if rows:
@@ -222,36 +219,6 @@ def rope_and_store(
 
 
 @triton.jit
-def _online_logsumexp_kernel(
-    logits, state, out, stride_row, rows, C, FIRST: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr
-):
-    """Fold a chunk of logits [rows, C] into each row's running maximum and sum; the last chunk writes the result."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, TILE)
-    m = tl.full([TILE], float("-inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
-    for at in range(0, C, TILE):
-        x = tl.load(logits + row * stride_row + at + c, mask=at + c < C, other=float("-inf"))
-        m_new = tl.maximum(m, x)
-        pivot = tl.where(m_new == float("-inf"), 0.0, m_new)
-        total = total * tl.exp(m - pivot) + tl.exp(x - pivot)
-        m = m_new
-    top = tl.max(m, 0)
-    if not FIRST:
-        before = tl.load(state + row)
-        top = tl.maximum(top, before)
-    pivot = tl.where(top == float("-inf"), 0.0, top)
-    mass = tl.sum(total * tl.exp(m - pivot), 0)
-    if not FIRST:
-        mass += tl.load(state + rows + row) * tl.exp(before - pivot)
-    if LAST:
-        tl.store(out + row, pivot + tl.log(mass))
-    else:
-        tl.store(state + row, top)
-        tl.store(state + rows + row, mass)
-
-
-@triton.jit
 def _tile_logsumexp_kernel(
     hidden,  # descriptor of [N, H], blocks [ROWS, DEPTH]
     weight,  # descriptor of [V, H], blocks [COLS, DEPTH]
@@ -263,10 +230,10 @@ def _tile_logsumexp_kernel(
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Products of a tile of rows with a tile of the vocabulary, reduced before they leave the registers."""
+    """Logits of a tile of rows and a tile of the vocabulary, reduced to a maximum and a sum before they are stored."""
     tiles_m = tl.cdiv(rows, ROWS)
     tiles_n = tl.cdiv(V, COLS)
-    # the row tiles of one vocabulary tile run side by side: its weights come from memory once
+    # the row tiles of one vocabulary tile run side by side, so that its weights are read from memory only once
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         m_tile = tile % tiles_m
         n_tile = tile // tiles_m
@@ -307,45 +274,18 @@ def _merge_logsumexp_kernel(state, out, rows, tiles, ROWS: tl.constexpr, TILES: 
     tl.store(out + place, pivot + tl.log(tl.where(place < rows, mass, 1.0)), mask=place < rows)
 
 
-def vocabulary_logsumexp(hidden: Tensor, weight: Tensor, *, fused: bool = False) -> Tensor:
+def vocabulary_logsumexp(hidden: Tensor, weight: Tensor) -> Tensor:
     """Log-sum-exp over the vocabulary; see :func:`xgr_engine.kernels.reference.vocabulary_logsumexp`.
 
-    Logits exist only in part: chunks of the vocabulary small enough for the cache, each folded into a running maximum
-    and sum. With ``fused`` not even that: one matrix product whose tiles are reduced in registers. Neither uses
-    atomics; both give the same bits each time.
+    Logits are never stored: the tiles of one matrix product are reduced in registers, and a second kernel merges them
+    in a fixed order. 1.87 ms for 2048 rows of width 2048 over 151,936 tokens on an H200, where the bfloat16 product
+    alone takes 1.96.
     """
-    rows, vocabulary = len(hidden), len(weight)
+    rows, (vocabulary, width) = len(hidden), weight.shape
     _require_rows("vocabulary_logsumexp", hidden, weight)
     out = torch.empty((rows,), dtype=torch.float32, device=hidden.device)
     if rows == 0:
         return out
-    if fused:
-        return _fused_logsumexp(hidden, weight, out)
-    state = torch.empty((2, rows), dtype=torch.float32, device=hidden.device)
-    chunk = max(1024, _LOGITS_BYTES // (4 * rows) // 256 * 256)
-    for at in range(0, vocabulary, chunk):
-        part = weight[at : at + chunk].T
-        if hidden.is_cuda and hidden.dtype != torch.float32:
-            logits = torch.mm(hidden, part, out_dtype=torch.float32)
-        else:
-            logits = hidden.float() @ part.float()
-        _online_logsumexp_kernel[(rows,)](
-            logits,
-            state,
-            out,
-            logits.stride(0),
-            rows,
-            logits.shape[1],
-            FIRST=at == 0,
-            LAST=at + chunk >= vocabulary,
-            TILE=1024,
-            num_warps=4,
-        )
-    return out
-
-
-def _fused_logsumexp(hidden: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    rows, (vocabulary, width) = len(hidden), weight.shape
     wide = hidden.dtype == torch.float32
     tile_rows, tile_cols, depth = (32, 64, 32) if wide else (128, 256, 64)
     tiles = ceil_div(vocabulary, tile_cols)

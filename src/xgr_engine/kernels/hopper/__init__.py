@@ -1,4 +1,4 @@
-"""Gate and up products with SwiGLU in one kernel for Hopper GPUs; ``swiglu_kernel`` has the idea."""
+"""Gate and up products with SwiGLU in one kernel for Hopper GPUs; ``swiglu_kernel`` explains it."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -24,10 +24,10 @@ class SwigluTiles:
     """How the work is scheduled; the result is the same to the bit.
 
     Attributes:
-        group: Rows of tiles that are worked on side by side, so that caches keep their inputs.
-        stages: Slices of the inputs in flight, 2 to 4 (48 KiB each).
-        lead: Slices by which one half of a program runs ahead of the other, below ``stages``.
-        producers: Warps that start copies, 1 or 4.
+        group: rows of tiles that run side by side, so that caches keep their inputs.
+        stages: slices of the inputs in flight, 2 to 4 (48 KiB each).
+        lead: slices by which one half of a program runs ahead of the other; less than ``stages``.
+        producers: warps that start copies, 1 or 4.
     """
 
     group: int = 16
@@ -40,8 +40,11 @@ DEFAULT = SwigluTiles()
 
 
 def covers(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel can run on a Hopper GPU: 16-bit matrices of one type, contiguous rows that begin at multiples
-    of 16 bytes (so H and I are multiples of 8), and at least one row."""
+    """Whether the kernel can run a call, given a Hopper GPU.
+
+    It needs 16-bit matrices of one dtype, contiguous rows that begin at multiples of 16 bytes (so H and I are multiples
+    of 8), and at least one row.
+    """
     return (
         x.dtype == weight.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -71,10 +74,10 @@ def swiglu_product(x: Tensor, weight: Tensor, out: Tensor | None = None, tiles: 
         x: [M, H], bfloat16 or float16.
         weight: [2 * I, H], the rows of gate and then those of up.
         out: [M, I], contiguous; made if absent.
-        tiles: The schedule.
+        tiles: the schedule.
 
     Raises:
-        UsageError: Inputs that the kernel does not cover (see :func:`covers`), or a result of another shape.
+        UsageError: inputs that the kernel does not cover (see :func:`covers`), or a result of another shape.
     """
     if not covers(x, weight):
         raise UsageError(
