@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,20 @@ pytest.importorskip("moto.server", reason="no local S3 server: moto[server] of t
 from pyarrow import fs
 
 from xgr_cli.main import run
-from xgr_engine.errors import HistoryError, InputError, OutputExistsError, OutputWriteError, UsageError
+from xgr_engine.errors import (
+    HistoryError,
+    InputError,
+    OutputExistsError,
+    OutputLockedError,
+    OutputWriteError,
+    UsageError,
+)
 from xgr_engine.job import remote as remote_module
 from xgr_engine.job.filesystems import list_remote, open_remote
 from xgr_engine.job.inputs import find_partitioned, open_inputs
+from xgr_engine.job.lock import hold
 from xgr_engine.job.options import HistoryOptions, OperationOptions
-from xgr_engine.job.run import plan_job, run_job
+from xgr_engine.job.run import Caller, plan_job, run_job
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +183,57 @@ def test_interrupted_publishing_goes_on_without_computing(
     monkeypatch.setattr(remote_module.RemoteOutput, "put", put)
     report = run_job(options)
     assert report.record["state"] == "nothing-to-do" and report.record["published"]["parts"] == 3
+    assert report.record["out"] == out
     assert "_SUCCESS" in objects(out) and len(lists_of(download(out, tmp_path / "fetched"))) == 6
+
+
+def test_a_run_that_publishes_still_holds_the_output(
+    assets: tuple[Path, Path], tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both published at once: one removed what the other was sending, and an empty part stood beside _SUCCESS."""
+    users, out = write_users(tmp_path / "users.parquet", 6), f"s3://{bucket}/recs"
+    options = remote_options(tmp_path, assets, users, out, shard_rows=2)
+    put, refused = remote_module.RemoteOutput.put, []
+
+    def second_run(self: Any, name: str, content: Any) -> int:
+        with pytest.raises(OutputLockedError, match=f"{out}: another run holds this output") as error:
+            run_job(options)
+        refused.append(error)
+        return put(self, name, content)
+
+    monkeypatch.setattr(remote_module.RemoteOutput, "put", second_run)
+    assert run_job(options).record["published"]["parts"] == 3 and len(refused) == 6
+    assert len(lists_of(download(out, tmp_path / "fetched"))) == 6
+    assert not list((tmp_path / "cache" / "outputs").iterdir())
+
+
+def test_a_run_that_waited_for_the_one_that_published_has_nothing_to_do(
+    assets: tuple[Path, Path], tmp_path: Path, bucket: str
+) -> None:
+    users, out = write_users(tmp_path / "users.parquet", 6), f"s3://{bucket}/recs"
+    options = remote_options(tmp_path, assets, users, out)
+    waits = replace(options, operation=replace(options.operation, wait=600.0))
+    lock = remote_module.staging_of(options).with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    other = ExitStack()
+    other.enter_context(hold(lock))
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        other.close()
+        assert run_job(options).record["published"]["parts"] == 1
+
+    report = run_job(waits, Caller(note=note))
+    assert report.record["state"] == "nothing-to-do" and "published" not in report.record
+    assert len(notes) == 1 and notes[0].startswith(f"waiting for the run that holds {out} (process ")
+
+
+def test_a_file_that_cannot_be_read_leaves_no_empty_object(tmp_path: Path, bucket: str) -> None:
+    store = remote_module.RemoteOutput.open(f"s3://{bucket}/recs")
+    with pytest.raises(FileNotFoundError):
+        store.put("part", tmp_path / "part")
+    assert store.sizes() == {}
 
 
 def test_a_failed_run_publishes_nothing(assets: tuple[Path, Path], tmp_path: Path, bucket: str) -> None:

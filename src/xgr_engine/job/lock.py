@@ -29,6 +29,7 @@ def hold(
     path: Path,
     wait: float = 0.0,
     *,
+    output: str = "",
     note: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
@@ -36,13 +37,14 @@ def hold(
 
     Args:
         wait: seconds to wait for the run that holds it.
+        output: what messages call it; by default the directory in whose ``_xgr`` the file lies.
         note: called once if there is something to wait for, or if this file system has no locks.
         check: called while waiting; may raise.
 
     Raises:
         OutputLockedError: another run holds it, and still does when the wait is over.
     """
-    handle = _acquire(path, wait, note, check)
+    handle = _acquire(path, wait, output or str(path.parent.parent), note, check)
     try:
         yield
     finally:
@@ -52,7 +54,7 @@ def hold(
         os.close(handle)
 
 
-def _acquire(path: Path, wait: float, note: Callable[[str], None], check: Callable[[], None]) -> int:
+def _acquire(path: Path, wait: float, output: str, note: Callable[[str], None], check: Callable[[], None]) -> int:
     deadline = time.monotonic() + wait
     told = False
     while True:
@@ -68,11 +70,11 @@ def _acquire(path: Path, wait: float, note: Callable[[str], None], check: Callab
         os.close(handle)
         if time.monotonic() >= deadline:
             raise OutputLockedError(
-                f"{path.parent.parent}: another run holds this output{holder}",
+                f"{output}: another run holds this output{holder}",
                 hint="wait for it with --wait 10m, or name another --out",
             )
         if not told:
-            note(f"waiting for the run that holds {path.parent.parent}{holder}")
+            note(f"waiting for the run that holds {output}{holder}")
             told = True
         check()
         time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))

@@ -12,6 +12,7 @@ The lock works between runs on one machine. Two machines that publish to one pla
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -29,7 +30,8 @@ from xgr_engine.errors import InputError, OutputExistsError, OutputWriteError, U
 from xgr_engine.files import parse_json
 from xgr_engine.job.caches import writable_home
 from xgr_engine.job.filesystems import Remote, is_remote, open_remote
-from xgr_engine.job.manifest import KIND, differences
+from xgr_engine.job.lock import hold
+from xgr_engine.job.manifest import KIND, differences, fault_of
 from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.record import JobReport
 
@@ -71,13 +73,14 @@ class RemoteOutput:
         return {info.path[len(self.place.key) + 1 :]: info.size for info in infos if info.is_file}
 
     def manifest(self) -> dict[str, Any] | None:
-        """What an earlier run published first; None where there is none of xgr's."""
+        """What an earlier run published first; None where there is none of xgr's, or one that was edited."""
         try:
             with self.place.filesystem.open_input_stream(f"{self.place.key}/_xgr/manifest.json") as stream:
                 record = parse_json(stream.read())
         except (OSError, ValueError):
             return None
-        return record if isinstance(record, dict) and record.get("kind") == KIND else None
+        ours = isinstance(record, dict) and record.get("kind") == KIND and not fault_of(record)
+        return record if ours else None
 
     def check(self, fresh: bool) -> dict[str, Any] | None:
         """The manifest of what is here; None where nothing is.
@@ -152,14 +155,14 @@ class RemoteOutput:
     def put(self, name: str, content: Path | bytes) -> int:
         """One object, whole or not at all; returns its size."""
         size = 0
-        with self.place.filesystem.open_output_stream(f"{self.place.key}/{name}", compression=None) as stream:
-            if isinstance(content, bytes):
-                stream.write(content)
-                return len(content)
-            with content.open("rb") as source:
-                while block := source.read(_BLOCK):
-                    stream.write(block)
-                    size += len(block)
+        # The file first: a stream that was opened in vain leaves an empty object.
+        with (
+            io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source,
+            self.place.filesystem.open_output_stream(f"{self.place.key}/{name}", compression=None) as stream,
+        ):
+            while block := source.read(_BLOCK):
+                stream.write(block)
+                size += len(block)
         return size
 
 
@@ -197,6 +200,7 @@ def run_published(
     run: Callable[[RecommendOptions], JobReport],
     fields_of: Callable[[RecommendOptions], Mapping[str, Any]],
     nothing_to_do: Callable[[dict[str, Any]], JobReport],
+    note: Callable[[str], None],
     check: Callable[[], None],
 ) -> JobReport:
     """Runs the job in its staging directory and publishes what it made.
@@ -204,24 +208,37 @@ def run_published(
     Args:
         run: runs a local job; fields_of: the fingerprint's fields of a job.
         nothing_to_do: the report of a finished output, from its manifest.
-        check: called between objects; may raise to stop.
+        note: told if another run has to be waited for.
+        check: called while waiting and between objects; may raise to stop.
 
     Raises:
         OutputExistsError: the place holds the output of another run, or objects that xgr did not write.
+        OutputLockedError: another run on this machine computes or publishes this output.
         OutputWriteError: the store refused an object; the same command continues.
     """
     output = RemoteOutput.open(options.out)
     local = staged(options)
-    manifest = output.finished(options.fresh, lambda: fields_of(local))
-    if manifest is not None:
-        return nothing_to_do(manifest)
-    report = run(local)
-    if report.failure is not None:
+
+    def done_before() -> JobReport | None:
+        manifest = output.finished(options.fresh, lambda: fields_of(local))
+        return None if manifest is None else nothing_to_do(manifest)
+
+    if report := done_before():
         return report
-    published = _publish(output, Path(local.out), check)
-    report.record["published"] = published
-    shutil.rmtree(local.out)
-    return report
+    staging = Path(local.out)
+    staging.parent.mkdir(parents=True, exist_ok=True)
+    # The staging directory's own lock ends with its run; until it is published nobody else may publish or remove it.
+    lock = staging.with_name(f"{staging.name}.lock")
+    with hold(lock, options.operation.wait, output=options.out, note=note, check=check):
+        if "_SUCCESS" in output.sizes() and (report := done_before()):  # by the run that was waited for
+            return report
+        report = run(local)
+        if report.failure is None:
+            report.record["published"] = _publish(output, staging, check)
+            shutil.rmtree(staging)
+            if "out" in report.record:  # of a run that was computed before and had only to be published
+                report.record["out"] = options.out
+        return report
 
 
 def _check_parts(uri: str, written: Mapping[str, Mapping[str, int]], sizes: Mapping[str, int]) -> None:

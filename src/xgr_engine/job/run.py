@@ -132,6 +132,7 @@ def _run_published(options: RecommendOptions, caller: Caller, record: dict[str, 
         run=lambda local: _run(local, caller, record),
         fields_of=lambda local: open_job(local).fields,
         nothing_to_do=lambda manifest: _done_before(manifest, options, options.out),
+        note=caller.note,
         check=caller.stop.check,
     )
 
