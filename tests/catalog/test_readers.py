@@ -478,6 +478,12 @@ def test_what_is_no_sid_whatever_its_codes_is_called_so(tmp_path: Path) -> None:
         read_catalog(write_text("c.csv", f"item_id,sid\n1,1-2\n2,about {LARGE}\n")(tmp_path), ReadOptions())
 
 
+def test_numbers_beside_tokens_are_told_that_a_column_has_one_form(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="'1-2' is not a SID") as caught:
+        read_catalog(write_text("c.csv", "item_id,sid\n1,1-2\n2,<a_1><b_3>\n")(tmp_path), ReadOptions())
+    assert "in one form for the whole column" in str(caught.value.hint)
+
+
 def test_ids_of_two_types_beyond_the_sampled_lines(tmp_path: Path) -> None:
     lines = [json.dumps({"item_id": number, "sid": [number]}) for number in range(1500)]
     path = tmp_path / "c.jsonl"

@@ -184,7 +184,7 @@ def _checked(
         raise source.error(
             int(wrong[0]),
             f"{show(int(wrong[0]))} is not a SID{more}",
-            hint=f"a SID is {_ACCEPTED}, without leading zeros",
+            hint=f"a SID is {_ACCEPTED}, without leading zeros and in one form for the whole column",
         )
     if parsed.odd_row is not None:
         first = int(np.flatnonzero(parsed.ok)[0])
