@@ -171,7 +171,7 @@ def test_page_needs_nothing_from_outside(record: Record) -> None:
     assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|https?://|\bsrc=|\bhref=", html)
     assert "prefers-color-scheme: dark" in html
     assert 'name="viewport"' in html
-    memory = "Memory above what the process held"
+    memory = "Memory on top of what the process already held"
     for text in ("Latency against width", "Throughput against context", f"{memory} against width"):
         assert text in html
     for text in (
@@ -185,7 +185,7 @@ def test_page_needs_nothing_from_outside(record: Record) -> None:
         assert text in html
     assert html.count("<svg") >= 9
     assert "rounding cannot lose" in html
-    assert "prediction off" in html
+    assert "prediction error" in html
     assert "vllm needs a CUDA GPU" in html
 
 
@@ -297,17 +297,17 @@ def test_rows_above_a_ceiling_are_warned_of(record: Record, capsys: pytest.Captu
     record["ceilings"] |= {"tflops": 1e6, "tbs": 1e6}
     assert exceeded(record["ceilings"], record["rows"]) == []
     row_table(record["rows"][0], record["ceilings"])
-    assert "shares of it mean nothing" not in page(record) and "no ceilings" not in page(record)
+    assert "percentages of it mean nothing" not in page(record) and "exceeded: too low" not in page(record)
     record["rows"][0]["contenders"][0]["tflops"] = 2e6
     (text,) = exceeded(record["ceilings"], record["rows"])
-    assert text.startswith("the measured ceiling of 1e+06 TFLOP/s is none, xgr reached up to 2e+06: ")
-    assert "was disturbed; shares of it mean nothing" in text
+    assert text.startswith("the measured ceiling of 1e+06 TFLOP/s is too low, xgr reached up to 2e+06: ")
+    assert "was disturbed; percentages of it mean nothing" in text
     assert text in row_table(record["rows"][0], record["ceilings"]).notes
     assert text not in row_table(record["rows"][1], record["ceilings"]).notes
-    assert text in page(record) and "measured, and exceeded: no ceilings" in page(record)
+    assert text in page(record) and "measured, and exceeded: too low" in page(record)
     record["warnings"] = []
     show_bench(Output(), record)
-    assert "shares of it mean nothing" in " ".join(capsys.readouterr().out.split())
+    assert "percentages of it mean nothing" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_with_disturbed_ceilings_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_a_run_with_disturbed_ceilings_records_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("xgr_engine.bench.run.measure_ceilings", lambda *_: low)
     record = run_bench(TINY, torch.device("cpu"), BenchCaller())
     flops, data = (text for text in record["warnings"] if "mean nothing" in text)
-    assert "1e-09 TFLOP/s is none, xgr reached" in flops and "1e-09 TB/s is none, xgr reached" in data
+    assert "1e-09 TFLOP/s is too low, xgr reached" in flops and "1e-09 TB/s is too low, xgr reached" in data
 
 
 def test_a_record_says_in_which_dtype_it_ran(record: Record) -> None:
@@ -330,12 +330,12 @@ def test_the_dtype_is_that_of_the_model_once_it_is_there(monkeypatch: pytest.Mon
     assert bench.run()["options"]["dtype"] == "float16"
 
 
-def test_contenders_that_were_not_asked_online_are_named(record: Record) -> None:
+def test_contenders_that_were_not_measured_online_are_named(record: Record) -> None:
     options = record["options"] | {"preset": "quick"}
-    assert "not asked online in preset quick: paged, vllm" in online_table(record["online"], options).notes
-    assert "not asked online: paged, vllm" in page(record)
+    assert "not measured online in preset quick: paged, vllm" in online_table(record["online"], options).notes
+    assert "not measured online: paged, vllm" in page(record)
     options["online_contenders"] = ["xgr", "paged", "vllm"]
-    assert not [note for note in online_table(record["online"], options).notes if "not asked" in note]
+    assert not [note for note in online_table(record["online"], options).notes if "not measured online" in note]
 
 
 # ---- comparison -----------------------------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def test_records_survive_the_disk_and_foreign_files_are_refused(record: Record, 
     for broken in ({}, {"rows": None}, {"rows": [{"model": "x"}]}, {**record, "rows": [row]}, {**record, "online": 1}):
         write_record(tmp_path / "broken.json", {"kind": "bench", **broken})
         for pair in ((tmp_path / "broken.json", whole), (whole, tmp_path / "broken.json")):
-            with pytest.raises(InputError, match=r"broken\.json: lacks fields"):
+            with pytest.raises(InputError, match=r"broken\.json: fields of"):
                 compare_files(*pair, None)
 
 

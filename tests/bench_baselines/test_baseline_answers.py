@@ -178,7 +178,7 @@ def test_through_the_recommender(world: TinyWorld, kind: str) -> None:
 def test_masks_say_what_they_do_not_know(world: TinyWorld) -> None:
     mixed = TinyCatalog.of([(0, 1), (0, 1, 2)])
     options = SearchOptions(beam=4, top_k=2)
-    with pytest.raises(UsageError, match="one depth"):
+    with pytest.raises(UsageError, match="one length"):
         MaskedRecommender(world.model, world.head, mixed.trie, token_table(), options)
     even = TinyCatalog.of([(0, 1), (2, 2)])
     recommender = MaskedRecommender(world.model, world.head, even.trie, token_table(), options)

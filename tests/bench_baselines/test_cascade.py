@@ -188,7 +188,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, flashinfer: Mo
     monkeypatch.setattr(Package, "installed", lambda self: "0.7.4")
     assert "bfloat16" in (contender.available(asked) or "")
     monkeypatch.setattr(Cascade, "dtypes", ("float32",))
-    assert "heads of 32" in (contender.available(asked) or "")
+    assert "a head dimension of 32" in (contender.available(asked) or "")
     monkeypatch.delattr(flashinfer, "MultiLevelCascadeAttentionWrapper")
     with pytest.raises(NotAvailableError, match="has no MultiLevelCascade"):
         contender.prepare(asked)

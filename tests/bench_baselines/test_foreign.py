@@ -38,7 +38,7 @@ CODES, LEVELS = 7, 3
 SMALL = Geometry("small", 2, 32, 4, 2, 16, 48, 11, tied=False, codes=CODES, levels=LEVELS, max_context=64)
 LIMIT_OF_FLASHREC = (
     "it takes the best 2 W tokens of a level before it looks at the catalog: beams without a child among them are "
-    "lost, so its lists may be short and lack items that the definition finds"
+    "lost, so its lists may be short and may miss items that the definition finds"
 )
 VERSIONS = {"vllm": "0.33.0", "flashrec": "0.1.2"}
 
@@ -266,7 +266,7 @@ def test_what_is_missing_is_said(model: BenchModel, packages: Path, monkeypatch:
     assert describe_machine(torch.device("cpu"))["versions"]["vllm"] == "0.33.0"
     assert "--score-over vocab" in (Vllm().available(workload(model, 90, 6, "level")) or "")
     assert Vllm().available(workload(model, 90, 16)) is None
-    assert "at least 2 W tokens: there are 32, and W is 17" in (Vllm().available(workload(model, 90, 17)) or "")
+    assert "at least 2 W tokens: it has 32, and W is 17" in (Vllm().available(workload(model, 90, 17)) or "")
     assert "at least W codes" in (FlashRec().available(workload(model, 90, 8)) or "")
     other = replace(model.decoder.spec, family="llama", qk_norm=False)
     llama = replace(model, decoder=type(model.decoder)(other, *(getattr(model.decoder, n) for n in _PARTS)))
@@ -326,7 +326,7 @@ def test_the_time_limit_ends_an_engine_that_starts(
     first, second = row.measure()["contenders"]
     assert time.monotonic() - begin < 60.0
     assert first["status"] == "ok"
-    assert (second["status"], second["reason"]) == ("not run", "the time limit was over while it started")
+    assert (second["status"], second["reason"]) == ("not run", "the time limit passed while it started")
 
 
 def test_what_an_engine_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

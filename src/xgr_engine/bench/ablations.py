@@ -27,18 +27,18 @@ class Ablation:
 
 
 ABLATIONS = (
-    Ablation("xAttention", "paged attention, one sequence a beam, blocks copied on a fork", "paged"),
+    Ablation("xAttention", "paged attention, one sequence per beam, blocks copied on a fork", "paged"),
     Ablation("xBeam: constraint", "masks: dense for the first levels, sparse later", "paper-masks"),
     Ablation("xBeam: ragged rows", "W rows at every level but the root", "xgr-full-rows"),
     Ablation("xBeam: early termination", "every live row expanded, all candidates ranked", "xgr-full-sort"),
     Ablation("xSchedule: graph", "kernels launched one by one", "xgr-eager"),
-    Ablation("xSchedule: overlap", "one batch at a time, host and device in turn", "xgr-no-overlap"),
+    Ablation("xSchedule: overlap", "one batch at a time, host and device by turns", "xgr-no-overlap"),
     Ablation("xSchedule: streams", "two streams: batches in flight compute side by side", "xgr-two-streams"),
-    Ablation("shared prefix", "the prompts' common beginning computed once a user", "xgr-no-shared-prefix"),
+    Ablation("shared prefix", "the prompts' common beginning computed once per user", "xgr-no-shared-prefix"),
     Ablation("all of them", "paged, masks, W rows, full sort, eager, one thread", "all-off"),
 )
-# Prompts without a common beginning get one of this part of their length, so that there is something to share.
-_PREFIX_SHARE = 8
+# Prompts without a common beginning get one, of their length divided by this, so that there is something to share.
+_PREFIX_DIVISOR = 8
 
 
 def run_ablations(workload: Workload, budget: Budget, note: Note) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def run_ablations(workload: Workload, budget: Budget, note: Note) -> dict[str, A
     """
     sharing = workload.model.decoder.causal and workload.users > 1
     if not workload.prompts and not workload.shared_prefix and sharing:
-        workload = replace(workload, shared_prefix=workload.context // _PREFIX_SHARE)
+        workload = replace(workload, shared_prefix=workload.context // _PREFIX_DIVISOR)
     names = ["xgr", *(ablation.contender for ablation in ABLATIONS if ablation.contender)]
     row = Row(workload, names, budget, note).measure()
     measured = {entry["name"]: entry for entry in row.pop("contenders")}
@@ -59,10 +59,7 @@ def run_ablations(workload: Workload, budget: Budget, note: Note) -> dict[str, A
         entry: dict[str, Any] = {"part": ablation.part, "off": ablation.off}
         found = measured.get(ablation.contender or "")
         if found is None:
-            entry |= {
-                "status": "not available",
-                "reason": "no such variant in this version",
-            }
+            entry |= {"status": "not available", "reason": "no such variant in this version"}
         elif found["status"] == "not run":
             reason = found["reason"].removeprefix("not available: ")
             entry |= {"status": "not available", "reason": reason}

@@ -24,7 +24,7 @@ from xgr_engine.errors import UsageError
 from xgr_engine.job.engine import resolve_device
 from xgr_engine.options import check_threads
 
-# Options whose wishes have other names.
+# Fields of BenchWishes whose options have other names.
 _FLAGS = {"inputs": "in", "budget_s": "budget", "time_limit_s": "time-limit"}
 
 
@@ -41,11 +41,11 @@ def open_device(wanted: str, threads: int | None, note: Callable[[str], None]) -
 
 
 def choose_options(device: torch.device, wishes: BenchWishes, configured: Collection[str] = ()) -> BenchOptions:
-    """The preset's options, or those that suit the machine, with every wish put in their place.
+    """The preset's options, or those that suit the machine, overridden by the user's wishes.
 
     Args:
-        configured: names of options, as in a configuration file, whose wishes nobody typed: they come from variables
-            or a file, and count only where they mean something.
+        configured: names of options, as in a configuration file, that come from variables or a file. Nobody typed them
+            for this run, so where they mean nothing they are ignored instead of refused.
 
     Raises:
         UsageError: a wish that cannot be understood, or that means nothing beside the others.
@@ -56,7 +56,7 @@ def choose_options(device: torch.device, wishes: BenchWishes, configured: Collec
     else:
         size = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
         options = default_options(on_gpu=on_gpu, gpu_bytes=size)
-    wishes = _in_place(wishes, options, configured)
+    wishes = _without_ignored(wishes, options, configured)
     changes: dict[str, Any] = {
         "device": str(device),
         "score_over": wishes.score_over,
@@ -83,8 +83,12 @@ def choose_options(device: torch.device, wishes: BenchWishes, configured: Collec
     return replace(options, **changes)
 
 
-def _in_place(wishes: BenchWishes, options: BenchOptions, configured: Collection[str]) -> BenchWishes:
-    """The wishes without those that nobody typed and that mean nothing here."""
+def _without_ignored(wishes: BenchWishes, options: BenchOptions, configured: Collection[str]) -> BenchWishes:
+    """The wishes without configured ones that mean nothing here.
+
+    Raises:
+        UsageError: a typed one means nothing here.
+    """
     untouched: dict[str, Any] = {field.name: field.default for field in fields(BenchWishes)}
     for names, reason in _misplaced(wishes, options):
         if all(getattr(wishes, name) != untouched[name] for name in names):
@@ -93,12 +97,12 @@ def _in_place(wishes: BenchWishes, options: BenchOptions, configured: Collection
             if dropped is None:
                 raise UsageError(f"--{flags[names[0]]} {reason}")
             # without it others may mean something else
-            return _in_place(replace(wishes, **{dropped: untouched[dropped]}), options, configured)
+            return _without_ignored(replace(wishes, **{dropped: untouched[dropped]}), options, configured)
     return wishes
 
 
 def _misplaced(wishes: BenchWishes, options: BenchOptions) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Wishes that would be ignored, or cannot both be had: their names, where they are wishes at all, and why not."""
+    """Wishes that would have no effect, or exclude each other: the options (if all are given), and the reason."""
     for name in ("geometry", "items", "codes"):
         for given in ("model", "vocab"):
             yield (name, given), f"does not go with --{given}: --model and --vocab bring their own sizes"
@@ -122,7 +126,7 @@ def _misplaced_in_static(wishes: BenchWishes, preset: str) -> Iterator[tuple[tup
         yield (name,), f"does not go with {preset}: the constraint's cost is measured on synthetic catalogs"
     if not (wishes.online or wishes.ablations):
         for name in ("top_k", "score_over", "context", "shared_prefix", "baselines"):
-            yield (name,), f"means nothing to {preset}: it measures the constraint alone, and no rows"
+            yield (name,), f"means nothing with {preset}: it measures the constraint alone, and no rows"
     for name in ("geometry", "users", "beam"):
         if "," in (getattr(wishes, name) or ""):
             yield (name,), f"{getattr(wishes, name)}: {preset} takes one"
@@ -160,5 +164,5 @@ def _baselines(text: str) -> tuple[str, ...]:
     if names == ("none",):
         return ()
     if wrong := [name for name in names if name not in BASELINES]:
-        raise UsageError(f"--baselines {wrong[0]}: must be of {', '.join(BASELINES)}, or none")
+        raise UsageError(f"--baselines {wrong[0]}: must be one of {', '.join(BASELINES)}, or none")
     return names

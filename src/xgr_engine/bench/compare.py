@@ -154,17 +154,17 @@ def _naming(name: str) -> Iterator[None]:
         yield
     except FieldError as error:
         raise InputError(
-            f"{name}: lacks fields of a benchmark's result, or has others in their place",
+            f"{name}: fields of a benchmark's result are missing or have the wrong type",
             why=str(error),
-            hint="give files as xgr bench --json or --out wrote them",
+            hint="give files unchanged, as xgr bench --json or --out wrote them",
         ) from error
 
 
 def _unfinished(state: str) -> str:
     if state == "done":
         return ""
-    reasons = {"running": "the run goes on, or died", "failed": "an error ended the run, or it measured nothing"}
-    return f"is no complete result, its state is {state}: {reasons.get(state, 'the run was stopped')}"
+    reasons = {"running": "the run is not over, or died", "failed": "an error ended the run, or it measured nothing"}
+    return f"is not a complete result, its state is {state}: {reasons.get(state, 'the run was stopped')}"
 
 
 def _limits(old: Result, new: Result) -> str:
@@ -176,7 +176,7 @@ def _nothing_in_common(old: Result, new: Result) -> InputError:
     return InputError(
         "the two results have no row in common",
         why="; ".join(examples),
-        hint="model, catalog, dtype, context, users, beam, top-k and mode must be equal",
+        hint="model, catalog, dtype, context, users, beam, top-k and mode must be the same",
     )
 
 
@@ -208,7 +208,7 @@ def _compare_entries(old: Entry, new: Entry, limit: float | None) -> list[Record
 
 
 def _is_worse(old: Figure, new: Figure, limit: float) -> bool:
-    """A figure that there is no longer is worse, unless others say all it says."""
+    """Whether it got worse. A figure that is gone is worse, unless it was derived from others, which are compared."""
     if old.value is None:
         return False
     if new.value is None:

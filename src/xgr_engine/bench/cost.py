@@ -23,11 +23,6 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.flops + other.flops, self.bytes + other.bytes)
 
-    @property
-    def intensity(self) -> float:
-        """Operations a byte."""
-        return self.flops / self.bytes
-
 
 def rows_a_level(workload: Workload) -> list[int]:
     """Beam rows a user at each level: one at the root, then ``min(W, prefixes with children)``."""

@@ -15,8 +15,8 @@ class Geometry:
     Attributes:
         layers: of the decoder; encoder_layers: of a T5's encoder, 0 for a decoder-only model.
         intermediate: inner width of the feed-forward part; max_context: positions.
-        codes, levels: default catalog, codes a level and codes a SID.
-        context: prompt tokens where neither an option nor a preset says any; None: what suits the machine.
+        codes, levels: of the default catalog: codes per level, and codes per SID.
+        context: prompt tokens if neither an option nor a preset says otherwise; None: what suits the machine.
     """
 
     name: str
@@ -31,7 +31,6 @@ class Geometry:
     codes: int = 8192
     levels: int = 3
     max_context: int = 40_960
-    note: str = ""
     encoder_layers: int = 0
     context: int | None = None
 
@@ -80,7 +79,6 @@ class Geometry:
         )
 
 
-_OURS = "decoder shape of ours, size as in the paper"
 _TIGER = Geometry(
     name="t5-tiger",
     layers=4,
@@ -94,19 +92,20 @@ _TIGER = Geometry(
     codes=256,
     levels=4,
     max_context=4096,
-    context=80,
-    note="T5 of TIGER's size; histories of 20 items",
+    context=80,  # histories of 20 items
 )
 GEOMETRIES: dict[str, Geometry] = {
     geometry.name: geometry
     for geometry in (
-        Geometry("quick", 4, 128, 4, 2, 32, 384, 512, codes=256, max_context=4096, note="small, for a laptop's CPU"),
+        # small, for the CPU of a laptop
+        Geometry("quick", 4, 128, 4, 2, 32, 384, 512, codes=256, max_context=4096),
         Geometry("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151_936),
         Geometry("qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151_936),
         Geometry("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151_936),
-        Geometry("onerec-0.1b", 12, 768, 12, 12, 64, 3072, 64, note=_OURS),
-        Geometry("onerec-1b", 20, 2048, 16, 16, 128, 5632, 64, note=_OURS),
-        Geometry("onerec-3b", 32, 2560, 20, 20, 128, 8192, 64, note=_OURS),
+        # sizes as in the paper; the shape of the decoders is our choice
+        Geometry("onerec-0.1b", 12, 768, 12, 12, 64, 3072, 64),
+        Geometry("onerec-1b", 20, 2048, 16, 16, 128, 5632, 64),
+        Geometry("onerec-3b", 32, 2560, 20, 20, 128, 8192, 64),
         _TIGER,
     )
 }

@@ -1,4 +1,4 @@
-"""What this machine reaches, measured now, and what else went on while it was measured."""
+"""What this machine can reach, measured now, and what else was running meanwhile."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from xgr_engine.system import cores, gpus, machine
 
 _STAT = Path("/proc/stat")
 _GPU_FIELDS = "clocks.sm,clocks.max.sm,power.draw,temperature.gpu,clocks_event_reasons.active"
-# Bits of the driver's clock event reasons that slow a card down: power cap, slowdowns by hardware, by heat, by power.
+# Those of the driver's clock event reasons (a bit mask) that slow a card down.
 _SLOWDOWN = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
-_OTHER_LOAD = 0.15  # busy cores of others, relative to ours, worth a warning
+_OTHER_LOAD = 0.15  # cores kept busy by other programs, as a share of all cores, that are worth a warning
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Ceilings:
 def measure_ceilings(device: torch.device, dtype: torch.dtype, seconds: float) -> Ceilings:
     """Run a large square product and a large copy for ``seconds`` each.
 
-    Of the second half's runs a GPU's median counts, with clocks as they are under load. On a CPU it is the quickest
-    tenth: others that share the cores slow single runs down, and a ceiling is what can be reached.
+    The first half is warm-up. Of the second half the median counts on a GPU, whose clocks are then those under load. On
+    a CPU the fastest tenth counts: others that share the cores slow single runs down, and a ceiling is what can be
+    reached.
     """
     size, copied = (8192, 1 << 32) if device.type == "cuda" else (1024, 1 << 27)
     if device.type == "cuda":
@@ -75,7 +76,7 @@ def _sustained(call: Callable[[], object], device: torch.device, seconds: float)
 
 @dataclass
 class Watch:
-    """Looks at clocks and other load while something is measured. Use as a context manager.
+    """Watches clocks and other load while something is measured. Use as a context manager.
 
     Attributes:
         warnings: what a reader of the figures should know, once the stretch has ended.
@@ -127,7 +128,7 @@ class Watch:
     def _judge_gpu(self) -> None:
         if not self._samples:
             self.facts["gpu_clocks"] = None
-            self.warnings.append("the GPU's clocks could not be read, so throttling would not have been noticed")
+            self.warnings.append("the GPU's clocks could not be read, so throttling would have gone unnoticed")
             return
         clocks = sorted(sample["clock"] for sample in self._samples)
         reasons = 0
@@ -147,7 +148,7 @@ class Watch:
         others = other_gpu_processes()
         self.facts["other_gpu_processes"] = others
         if others:
-            self.warnings.append(f"{others} other process(es) hold memory of the GPU")
+            self.warnings.append(f"{others} other process(es) hold GPU memory")
 
 
 def gpu_state(index: int) -> dict[str, float] | None:

@@ -26,10 +26,10 @@ from xgr_engine.xschedule.scheduler import BatchLimits, filling
 
 T = TypeVar("T")
 Note = Callable[[str], None]
-MOST_USERS = 64  # of a batch; larger ones bring nothing under a limit of a fraction of a second
+MOST_USERS = 64  # per batch; larger ones gain nothing under a limit of a fraction of a second
 _PROBED_USERS = 8
-_STEPS = 5  # halvings of the interval that holds the highest rate
-_CLOSE = 0.04  # or until its ends are this close
+_STEPS = 5  # at most so many halvings of the interval that holds the highest rate
+_CLOSE = 0.04  # or until its ends are this close, relative to the upper one
 _LONGEST_TRIAL_S = 20.0  # a slow engine gets fewer requests, so that a trial ends in about this time
 _FEWEST = 20
 _PROMPTS = 64  # different ones; requests beyond repeat them
@@ -240,7 +240,7 @@ def highest_rate(
         tried.append(trial)
         note(
             f"    {trial.rate:,.1f} requests/s: P99 {trial.p99_ms:,.0f} ms of {trial.requests}, "
-            f"{trial.mean_batch:.1f} users a batch"
+            f"{trial.mean_batch:.1f} users per batch"
         )
         if trial.holds:
             low, best = rate, trial
@@ -341,7 +341,7 @@ def measure_online(
         if own and (free := free_device_bytes(device)) is not None:
             fits = free * fitted * 9 // (own * 10)
         less = filling(int(np.clip(fits, 1, users - 1)))
-        note(f"    {users} users do not fit in memory, next: {less}")
+        note(f"    {users} users do not fit in memory, trying {less}")
         return less
 
     probed, (alone_ms, together_ms) = _within_memory(min(_PROBED_USERS, most_users), probe, smaller)

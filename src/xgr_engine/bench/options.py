@@ -85,7 +85,7 @@ class BenchOptions:
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"--top-k {self.top_k}: must be at least 1")
         for flag, number in (("budget", self.budget_s), ("slo-ms", self.slo_ms), ("time-limit", self.time_limit_s)):
-            if number is not None and not number > 0:  # NaN neither
+            if number is not None and not number > 0:  # this way round refuses NaN too
                 raise UsageError(f"--{flag} {number:g}: must be above 0")
         if self.max_repeats < 1:
             raise UsageError(f"max_repeats {self.max_repeats}: must be at least 1")
@@ -101,7 +101,7 @@ class BenchOptions:
         if self.codes * self.levels >= 2**30:
             raise UsageError(f"{space}: needs {self.codes * self.levels:,} tokens, must be fewer than 2**30")
         if self.levels * math.log2(self.codes) > 63:  # numbers of SIDs are drawn as int64
-            raise UsageError(f"{space}: makes more than 2**63 SIDs", hint="take fewer codes or levels")
+            raise UsageError(f"{space}: makes more than 2**63 SIDs", hint="use fewer codes or levels")
 
     def _check_workload(self) -> None:
         if self.shared_prefix >= min(self.contexts):
@@ -226,7 +226,7 @@ def parse_count(text: str, flag: str, whole: str | None = None) -> int:
     typed = text if whole is None else whole
     said = f"{flag} {typed}" if typed.strip() else f"{flag} '{typed}'"
     if _NUMBER.fullmatch(text.strip()):
-        number = Decimal(text.strip())  # a float is not exact beyond 2**53, and has an end
+        number = Decimal(text.strip())  # a float is not exact beyond 2**53, and overflows
         if number >= 1 and number == number.to_integral_value():
             if number >= 2**31:
                 raise UsageError(f"{said}: must be below 2**31")
@@ -242,7 +242,7 @@ def parse_counts(text: str, flag: str) -> tuple[int, ...]:
     """
     parts = text.split(",")
     if not all(part.strip() for part in parts):
-        raise UsageError(f"{flag} '{text}': must be whole numbers with commas between, such as 8 or 128,256")
+        raise UsageError(f"{flag} '{text}': must be whole numbers separated by commas, such as 8 or 128,256")
     return tuple(dict.fromkeys(parse_count(part, flag, text) for part in parts))
 
 

@@ -49,8 +49,8 @@ def prompts_of(options: BenchOptions, longest: int) -> tuple[Prompt, ...]:
     except HistoryError as error:
         if set(re.findall("--[a-z-]+", error.hint)) <= {"--in", "--history-col", "--history-format"}:
             raise
-        # a hint of the job, which has options that a benchmark has not
-        hint = "name a column of lists with --history-col; files with lists stored as text are for xgr recommend alone"
+        # the hint names options that only xgr recommend has
+        hint = "name a column of lists with --history-col; only xgr recommend reads lists stored as text"
         raise HistoryError(error.what, why=error.why, hint=hint) from error
     if not prompts:
         raise UsageError(

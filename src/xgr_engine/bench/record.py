@@ -17,7 +17,7 @@ _HINT = "give files that xgr bench wrote with --out, or printed with --json"
 # The figure, its unit, and what may have made its ceiling too low.
 _CEILINGS = (
     ("tflops", "TFLOP/s", "its measurement was disturbed"),
-    ("tbs", "TB/s", "its measurement was disturbed, or a row's data stay in caches"),
+    ("tbs", "TB/s", "its measurement was disturbed, or a row's data stays in caches"),
 )
 
 
@@ -48,8 +48,8 @@ def exceeded(ceilings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[s
             who = ", ".join(dict.fromkeys(one["name"] for one in above))
             most = max(one[name] for one in above)
             found.append(
-                f"the measured ceiling of {ceiling:.3g} {unit} is none, {who} reached up to {most:.3g}: {cause}; "
-                "shares of it mean nothing"
+                f"the measured ceiling of {ceiling:.3g} {unit} is too low, {who} reached up to {most:.3g}: {cause}; "
+                "percentages of it mean nothing"
             )
     return found
 
@@ -58,45 +58,45 @@ def read_record(path: Path) -> dict[str, Any]:
     """A record that ``--json`` or ``--out`` wrote.
 
     Raises:
-        InputError: no such file, no JSON, or not the record of a benchmark that this version reads.
+        InputError: no such file, not JSON, or not the record of a benchmark that this version reads.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise InputError(f"{path}: is no regular file", hint=_HINT)
-        record = json.loads(path.read_text(encoding="utf-8-sig"))  # editors of some systems put a byte order mark
+            raise InputError(f"{path}: is not a regular file", hint=_HINT)
+        record = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, error) from error
     if not isinstance(record, dict) or record.get("kind") != KIND:
         found = record.get("kind") if isinstance(record, dict) else None
-        why = f"its kind is {json.dumps(found)[:40]}, not {KIND}" if found is not None else "it names no kind of result"
+        why = f"its kind is {json.dumps(found)[:40]}, not {KIND}" if found is not None else "it names no kind"
         raise InputError(f"{path}: is not the result of a benchmark", why=why, hint=_HINT)
     version = record.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:  # true == 1
         raise InputError(
             f"{path}: has schema version {json.dumps(version)[:40]}, this xgr reads {SCHEMA_VERSION}",
-            hint="measure again with this xgr, or compare with the one that wrote the file",
+            hint="measure again with this xgr, or compare with the xgr that wrote the file",
         )
     return record
 
 
 def one_line(error: BaseException) -> str:
-    """An error as a record says it."""
+    """An error as a record states it: one line, cut to 300 characters."""
     text = error.what if isinstance(error, XgrError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:300]
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    """Why there is no record, in words rather than the system's or a codec's."""
+    """Why the file cannot be read, in our words instead of the system's or the decoder's."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return InputError(f"{path}: there is no such file", hint=_HINT)
     if isinstance(error, OSError):
         return InputError(f"{path}: cannot be read", why=error.strerror or type(error).__name__, hint=_HINT)
     if isinstance(error, json.JSONDecodeError):
-        why = f"it is no JSON: line {error.lineno}, column {error.colno}" if error.doc.strip() else "it is empty"
+        why = f"it is not JSON: line {error.lineno}, column {error.colno}" if error.doc.strip() else "it is empty"
     elif isinstance(error, RecursionError):
         why = "its JSON is nested too deeply"
     elif isinstance(error, UnicodeDecodeError):
-        why = "it is no text in UTF-8, so no JSON"
+        why = "it is not UTF-8 text, so it is not JSON"
     else:
-        why = "it holds a number of too many digits"
+        why = "it holds a number with too many digits"
     return InputError(f"{path}: is not the result of a benchmark", why=why, hint=_HINT)

@@ -51,7 +51,7 @@ class Row:
             if reason := contender.available(self.workload):
                 raise NotAvailableError(reason)
             if self._late(name):
-                raise NotAvailableError("the time limit was over")
+                raise NotAvailableError("the time limit had passed")
             self._warm(contender, found)
             return
         except Exception as error:
@@ -67,7 +67,7 @@ class Row:
         try:
             self._warm(make_contender(name, self.budget.deadline), found)
             found.interleaved = False
-            found.notes.append("measured alone, as it did not fit in memory beside the others")
+            found.notes.append("measured alone, because it did not fit in memory alongside the others")
             take_samples(self._ready, self.measured, self.workload, self.budget)
         except Exception as error:
             found.fail(error)
@@ -76,7 +76,7 @@ class Row:
             self._prepare_again(other)
 
     def _prepare_again(self, name: str) -> None:
-        """One that was ready, and made room."""
+        """Restore a contender that was ready and had to make room."""
         self._ready[name] = make_contender(name, self.budget.deadline)
         try:
             self._ready[name].prepare(self.workload)
@@ -86,7 +86,7 @@ class Row:
             self.measured[name].fail(error)
 
     def _late(self, name: str) -> bool:
-        """Whether the time limit is over for it. The first of a row is measured in any case."""
+        """Whether the time limit rules it out. The first contender of a row is measured in any case."""
         return self.budget.over() and name != next(iter(self.measured))
 
     def _warm(self, contender: Contender, found: Measured) -> None:
@@ -107,7 +107,7 @@ class Row:
         free_memory(self.workload.model.device)
 
     def _judge(self) -> dict[str, Any]:
-        """Compare all answers at once, when no contender is in memory any more.
+        """Compare all answers at once, after every contender was released.
 
         Returns:
             What the definition allowed for, or why there is none; empty where nobody answered.

@@ -48,7 +48,7 @@ def warm_and_answer(
     with peak_memory(device) as whole:
         contender.prepare(workload)
     if late():
-        raise NotAvailableError("the time limit was over while it was prepared")
+        raise NotAvailableError("the time limit passed while it was prepared")
     peaks: list[Peak] = []
 
     def run() -> None:
@@ -58,7 +58,7 @@ def warm_and_answer(
 
     ran_before = getattr(contender, "ran_while_prepared", False)
     found.samples = warm_up(run, budget.seconds, over=budget.over, ran_before=ran_before)
-    # of the last run alone: what preparing tried and gave back does not count, what it kept does
+    # of the last run alone: what preparing allocated and gave back does not count, what it kept does
     found.peak = replace(peaks[-1], device_before=whole.device_before, host_before=whole.host_before)
     if (own_peak := getattr(contender, "own_peak", None)) is not None:
         found.peak, found.own_weights = own_peak, True
@@ -66,12 +66,12 @@ def warm_and_answer(
     found.notes = list(getattr(contender, "notes", []))
     if found.samples.seconds:
         found.interleaved = False
-        found.notes.append("one run by itself: so long a batch is not computed again between those of others")
+        found.notes.append("one run, timed by itself: a batch this long is not run again between those of others")
 
 
 def _load(contender: Contender, workload: Workload) -> None:
-    """Use a contender once on next to nothing: the libraries and kernels that a process loads with its first use would
-    else count as memory of the first row."""
+    """Use a contender once on a tiny workload: otherwise the libraries and kernels that a process loads on first use
+    would count as memory of the first row."""
     if contender.name in _loaded:
         return
     _loaded.add(contender.name)

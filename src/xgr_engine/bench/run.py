@@ -24,6 +24,7 @@ from xgr_engine.bench.online import Trials, online_figures
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.phases import trace_batch
 from xgr_engine.bench.record import KIND, exceeded, has_figures, one_line
+from xgr_engine.bench.report.tables import users_text
 from xgr_engine.bench.row import Row
 from xgr_engine.bench.subject import Subject, load_subject
 from xgr_engine.bench.workloads import Workload
@@ -55,7 +56,7 @@ class Bench:
         self.device = device
         self.caller = caller
         self._started = time.monotonic()
-        self._at = "the machine's ceilings"  # the part at hand
+        self._at = "the machine's ceilings"  # the part being measured
         self._models = options.geometries or ("",)  # a converted one has no name among the geometries
         deadline = self._started + (options.time_limit_s or float("inf"))
         self._budget = Budget(options.budget_s, options.max_repeats, deadline)
@@ -164,7 +165,7 @@ class Bench:
             self._one_model(subject, first=first)
             first = False
         if subject is not None and self.options.timeline:
-            # of the last model that was measured, at the very end: a GPU's profiler slows every later launch
+            # of the last model measured, and last of all: once a GPU's profiler has run, every later launch is slower
             self._part("timeline", partial(trace_batch, subject.chosen_row(), self.record), brief=True)
 
     def _one_model(self, subject: Subject, *, first: bool) -> None:
@@ -194,14 +195,13 @@ class Bench:
             names = list(dict.fromkeys(("xgr", *self.options.baselines)))
             self.record["rows"].append(Row(workload, names, self._budget, self.caller.note).measure())
 
-        users = f"{workload.users} user{'s' if workload.users > 1 else ''}"
-        size = f"{workload.context} tokens x {users} x W {workload.search.beam}"
+        size = f"{workload.context} tokens x {users_text(workload.users)} x W {workload.search.beam}"
         before = len(self.record["rows"])
         self._part(f"{workload.model.name}, {size}", measure)
         self.caller.progress.advance(sum(map(_row_has_figures, self.record["rows"][before:])))
 
     def _part(self, name: str, measure: Callable[[], None], *, brief: bool = False) -> None:
-        """A part that fails is reported, and does not take the rest along. A brief one may begin after the limit."""
+        """Measure a part; if it fails, report that and go on. A brief one may begin after the time limit."""
         if not brief and not self._in_time(name):
             return
         self._at = name
@@ -221,7 +221,7 @@ class Bench:
         limit = self.options.time_limit_s
         if limit is None or time.monotonic() - self._started < limit:
             return True
-        self.record["left_out"].append({"part": part, "reason": f"the time limit of {limit:,.6g} s was over"})
+        self.record["left_out"].append({"part": part, "reason": f"the time limit of {limit:,.6g} s had passed"})
         return False
 
     def _constraint(self) -> None:
@@ -260,7 +260,7 @@ class Bench:
             entry: Record = {"contender": name, "model": workload.model.name, "context": workload.context, "beam": beam}
             self.caller.note(f"  {name}")
             if self._budget.over() and name != options.online_contenders[0]:
-                entry |= {"status": "not run", "reason": "the time limit was over", "rate": None}
+                entry |= {"status": "not run", "reason": "the time limit had passed", "rate": None}
             else:
                 entry |= online_figures(name, workload, trials, self.caller.note, self._budget.deadline)
             self.record["online"].append(entry)

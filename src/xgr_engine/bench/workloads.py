@@ -1,4 +1,4 @@
-"""Workloads: a model on its device, a catalog, prompts, and the search that everybody has to do."""
+"""Workloads: a model on its device, a catalog, prompts, and the search that every contender has to do."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def synthetic_catalog(items: int, codes: int, levels: int, seed: int = 0) -> Ben
     if items < 1 or codes < 1 or levels < 1:
         raise UsageError(f"--items {items} --codes {codes}x{levels}: all must be at least 1")
     if codes**levels < items:
-        raise UsageError(f"--items {items}: {codes}x{levels} codes make only {codes**levels:,} SIDs")
+        raise UsageError(f"--items {items}: {codes}x{levels} codes allow only {codes**levels:,} SIDs")
     generator = np.random.default_rng(seed)
     numbers = np.empty(0, np.int64)
     while len(numbers) < items:  # duplicates are few unless the code space is nearly full

@@ -1,1 +1,1 @@
-"""Whom the engine is measured against: one module a contender, imported when it is asked for."""
+"""What the engine is measured against: one module per contender, imported when it is asked for."""

@@ -1,7 +1,7 @@
 """What a contender is, and the table of all of them.
 
 A contender gets a workload, prepares itself, and turns batches of prompts into ranked lists of SIDs. It is timed from
-prompts on the host to lists on the host, so ``run`` must not return before its answer stands there.
+prompts on the host to lists on the host, so ``run`` must not return before its answer is there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RankedSids:
 
     def __post_init__(self) -> None:
         if [len(codes) for codes in self.codes] != [len(scores) for scores in self.scores]:
-            raise ValueError("a user has another number of SIDs than of scores")
+            raise ValueError("a user has more or fewer SIDs than scores")
 
 
 class Contender(Protocol):
@@ -157,7 +157,7 @@ def make_contender(name: str, deadline: float = float("inf")) -> Contender:
         NotAvailableError: its module cannot be loaded, with the reason.
     """
     if name not in REGISTRY:
-        raise UsageError(f"--baselines {name}: must be of {', '.join(BASELINES)}")
+        raise UsageError(f"--baselines {name}: must be one of {', '.join(BASELINES)}")
     entry = REGISTRY[name]
     try:
         factory = getattr(importlib.import_module(entry.module), entry.factory)

@@ -145,11 +145,11 @@ class Cascade(Xgr, OneAtATime):
         if reason := FLASHINFER.missing():
             return reason
         if model.dtype not in self.dtypes:
-            return f"FlashInfer computes in {' or '.join(self.dtypes)}, and the weights are {model.dtype}"
+            return f"FlashInfer computes in {' or '.join(self.dtypes)}, but the weights are {model.dtype}"
         if model.spec.head_dim not in self.head_dims:
-            return f"FlashInfer has no kernels for heads of {model.spec.head_dim}"
+            return f"FlashInfer has no kernels for a head dimension of {model.spec.head_dim}"
         if model.score_suffix and not workload.catalog.uniform:
-            return "not available: a score suffix after SIDs of several lengths needs tables that are not planned here"
+            return "not available: a score suffix after SIDs of several lengths is not supported here"
         return None
 
     def make(self, workload: Workload) -> Recommender:

@@ -20,7 +20,7 @@ class Xgr:
     """The engine as ``xgr recommend`` runs it."""
 
     name = "xgr"
-    what = "this engine: prompt once a user, beams as rows over it, allowed children only"
+    what = "this engine: each prompt computed once, beams as rows over it, allowed children only"
     graphs = True
     rows_at_once: int | None = None
     in_flight = IN_FLIGHT

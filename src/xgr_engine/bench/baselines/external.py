@@ -24,8 +24,8 @@ from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.models.spec import DTYPE_BYTES
 
 _GIB = 1 << 30
-_WAVE = 16  # requests that FlashRec computes together at most, where nobody says otherwise; its graphs' memory grows so
-_VLLM_ROWS = 1024  # that vLLM computes together on a GPU of 70 GiB or more; 256 on smaller ones
+_WAVE = 16  # FlashRec's default for the most requests computed together; the memory of its graphs grows with it
+_VLLM_ROWS = 1024  # rows that vLLM computes together on a GPU of 70 GiB or more; 256 on smaller ones
 
 
 class Foreign(OneAtATime):
@@ -58,11 +58,13 @@ class Foreign(OneAtATime):
         if reason := self.package.missing():
             return reason
         if model.dtype not in self.dtypes:
-            return f"{self.package.name} computes in {' or '.join(self.dtypes)}, and the weights are {model.dtype}"
+            return f"{self.package.name} computes in {' or '.join(self.dtypes)}, but the weights are {model.dtype}"
         if not workload.catalog.uniform:
-            return f"the catalog has SIDs of several lengths; {self.package.name} is asked for a fixed number of tokens"
+            return (
+                f"the catalog has SIDs of several lengths, but {self.package.name} generates a fixed number of tokens"
+            )
         if model.score_suffix:
-            return f"the model scores a suffix after each SID, which {self.package.name} cannot be asked for"
+            return f"the model scores a suffix after each SID, which {self.package.name} cannot do"
         return self.unfit(workload)
 
     def unfit(self, workload: Workload) -> str | None:
@@ -145,8 +147,8 @@ class Vllm(Foreign):
 
     name = "vllm"
     what = (
-        "vLLM's LLM.beam_search over token ids, free vocabulary (it takes no catalog), prefix cache on within a batch "
-        "and emptied between batches"
+        "vLLM's LLM.beam_search over token ids, free vocabulary (it takes no catalog), prefix cache on within a batch, "
+        "emptied between batches"
     )
     package = VLLM
     dtypes = ("bfloat16", "float16", "float32")
@@ -157,20 +159,20 @@ class Vllm(Foreign):
             return "vLLM's beam search scores over the whole vocabulary only: use --score-over vocab"
         tokens, beam = workload.model.spec.vocab_size, workload.search.beam
         if tokens < 2 * beam:
-            return f"vLLM needs a vocabulary of at least 2 W tokens: there are {tokens}, and W is {beam}"
+            return f"vLLM needs a vocabulary of at least 2 W tokens: it has {tokens}, and W is {beam}"
         return None
 
     def settings(self, workload: Workload, folder: Path) -> dict[str, Any]:
-        """Memory for the weights, for keys and values of all beams at once, and for what the engine needs beside."""
+        """Memory for the weights, for keys and values of all beams at once, and for what else the engine needs."""
         beam, users = workload.search.beam, workload.users
         # blocks of 16 tokens: those of the prompt are shared, and each beam has two of its own at most
         kv = _kv_bytes(workload, users * (workload.context + 16 + 2 * 16 * beam) * 5 // 4)
-        # it starts with a trial of as many rows as it ever takes at once, whatever the row of the table has
+        # it starts with a trial of as many rows as it ever computes at once, however many the workload has
         logits = 3 * 4 * workload.model.spec.vocab_size * _VLLM_ROWS
         device_bytes = workload.model.bytes * 21 // 20 + kv + logits + 6 * _GIB
         self.notes = [
-            "it knows no catalog: what it finds best may be no item (invalid), and then takes the place of one",
-            f"its memory includes a pool of about {kv / 1e9:,.1f} GB for keys and values, of which it may use less",
+            "it knows no catalog: what it ranks may not be an item (invalid), and then takes the place of one",
+            f"its memory includes a pool of about {kv / 1e9:,.1f} GB for keys and values, which it may not use up",
         ]
         return {"device_bytes": device_bytes}
 
@@ -180,8 +182,8 @@ class FlashRec(Foreign):
 
     name = "flashrec"
     what = (
-        "FlashRec's BeamRecEngine in the model's dtype (not FP8); constrained by the catalog after the best 2 W tokens "
-        "of a level; scores over a level's codes; each beam reads its prompt; prefix cache off"
+        "FlashRec's BeamRecEngine in the model's dtype (not FP8); applies the catalog to the best 2 W tokens of each "
+        "level; scores over a level's codes; each beam reads its own prompt; prefix cache off"
     )
     package = FLASHREC
 
@@ -191,10 +193,10 @@ class FlashRec(Foreign):
         if spec.family != "qwen3" or spec.qkv_bias or spec.o_bias or spec.mlp_bias or not spec.qk_norm:
             return "FlashRec runs dense Qwen3 models only"
         if spec.rope.kind != "default":
-            return "FlashRec knows no scaled rotary embedding"
+            return "FlashRec does not support scaled rotary embeddings"
         codes, beam = len(table.token_ids[0]), workload.search.beam
         if codes < beam:
-            return f"FlashRec needs at least W codes at the first level: there are {codes}, and W is {beam}"
+            return f"FlashRec needs at least W codes at the first level: it has {codes}, and W is {beam}"
         return None
 
     def settings(self, workload: Workload, folder: Path) -> dict[str, Any]:
@@ -211,14 +213,14 @@ class FlashRec(Foreign):
         wave = min(users, _WAVE)
         self.notes = [
             "it takes the best 2 W tokens of a level before it looks at the catalog: beams without a child among them "
-            "are lost, so its lists may be short and lack items that the definition finds"
+            "are lost, so its lists may be short and may miss items that the definition finds"
         ]
         if wave < users:
-            self.notes.append(f"{wave} prompts at a time, its default")
+            self.notes.append(f"{wave} prompts at a time, which is its default")
         if workload.search.score_over != "level":
             self.notes.append(
-                "scores over a level's codes whatever --score-over says: its scores and lists differ as far as the "
-                "model believes in other tokens, and its head does less work; compare with --score-over level"
+                "it scores over a level's codes whatever --score-over says: its scores and lists differ by what the "
+                "model gives to other tokens, and its head does less work; compare with --score-over level"
             )
         return {
             "wave": wave,

@@ -1,8 +1,8 @@
 """``transformers.generate`` with beam search over the trie: the script that most teams run today, at its best.
 
 ``hf`` constrains with the trie callback (``prefix_allowed_tokens_fn``), ``hf-fast`` with one vectorised logits
-processor over the trie's arrays. Both share the workload's weights, use SDPA attention, and run the sub-batch that
-turned out quickest among those that fit in memory.
+processor over the trie's arrays. Both share the workload's weights, use SDPA attention, and run the sub-batch size
+that turned out fastest among those that fit in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xgr_engine.system import version
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.xschedule.engines import is_out_of_memory
 
-# transformers marks beams that do not exist with -1e9; forbidden continuations stand at -inf.
+# transformers marks beams that do not exist with -1e9; forbidden continuations have -inf.
 _NO_BEAM = -1e8
 _LONG_S = 3.0
 
@@ -33,7 +33,7 @@ class HuggingFace(OneAtATime):
     """``generate`` with the trie callback."""
 
     name = "hf"
-    what = "transformers.generate, trie callback, SDPA, the quickest of its batch sizes"
+    what = "transformers.generate, trie callback, SDPA, the fastest of its batch sizes"
     ran_while_prepared = True  # to find the batch size
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class HuggingFace(OneAtATime):
         if workload.search.score_over != "vocab":
             return "generate scores over the whole vocabulary only: use --score-over vocab"
         if not workload.catalog.uniform:
-            return "the catalog has SIDs of several lengths, which generate with a fixed number of tokens cannot do"
+            return "the catalog has SIDs of several lengths, but generate runs with a fixed number of tokens"
         return None
 
     def prepare(self, workload: Workload) -> None:
@@ -58,7 +58,7 @@ class HuggingFace(OneAtATime):
         self._model = transformers_model(workload.model)
         self._constraint = self._make_constraint(workload)
         self._sub_batch = self._best_sub_batch(workload)
-        self.notes = [f"{self._sub_batch} prompt{'s' if self._sub_batch > 1 else ''} a call"]
+        self.notes = [f"{self._sub_batch} prompt{'s' if self._sub_batch > 1 else ''} per call"]
         if self._model.config._attn_implementation != "sdpa":
             self.notes.append("no SDPA: this version of transformers has none for T5")
 
@@ -166,7 +166,7 @@ class HuggingFaceFast(HuggingFace):
     """``generate`` with a vectorised constraint."""
 
     name = "hf-fast"
-    what = "transformers.generate, one vectorised CSR logits processor, SDPA, the quickest of its batch sizes"
+    what = "transformers.generate, one vectorised CSR logits processor, SDPA, the fastest of its batch sizes"
 
     def _make_constraint(self, workload: Workload) -> dict[str, Any]:
         return {"logits_processor": [CsrConstraint(workload)]}

@@ -100,7 +100,7 @@ class MaskedSearch(DeviceSearch):
     def run(self, hidden: Tensor, cache: KVCache, dead: DeadNodes, present: Tensor) -> Outcome:
         """As :meth:`DeviceSearch.run`. Nobody may have anything excluded: the masks are the catalog's."""
         if any(table.shape[1] for table in (*dead.inner, dead.leaves)):
-            raise UsageError("the masked search knows no exclusions", hint="benchmark without them")
+            raise UsageError("the masked search does not support exclusions", hint="benchmark without them")
         setup, users = self.setup, len(hidden)
         beams = Beams.root(users, hidden.device)
         beams.score.masked_fill_(~present[:, None], -torch.inf)
@@ -190,6 +190,15 @@ class MaskedSearch(DeviceSearch):
         )
 
 
+def with_full_rows(setup: SearchSetup) -> SearchSetup:
+    """A setup whose levels claim W inner nodes: rows that the trie cannot fill are dead, but computed all the same."""
+    levels = tuple(
+        replace(level, inner_count=max(level.inner_count, setup.options.beam)) if level.inner is not None else level
+        for level in setup.levels
+    )
+    return replace(setup, levels=levels)
+
+
 def _full_sort(lists: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Places and scores of the k best of [U, K, R], from a sort of everything."""
     score, place = lists.flatten(1).sort(dim=1, descending=True, stable=True)
@@ -248,11 +257,7 @@ class MaskedRecommender(Recommender):
             raise UsageError(reason)
         super().__init__(model, head_weight, trie, table, options, score_suffix=score_suffix, graphs=graphs)
         if full_rows:
-            levels = tuple(
-                replace(level, inner_count=max(level.inner_count, options.beam)) if level.inner is not None else level
-                for level in self.setup.levels
-            )
-            self.setup = replace(self.setup, levels=levels)
+            self.setup = with_full_rows(self.setup)
         head = self.setup.head
         masks = tuple(
             MaskLevel.of(level, tokens, len(head.weight))
@@ -266,7 +271,7 @@ class MaskedRecommender(Recommender):
         """None, or why the masks cannot hold this catalog."""
         if trie.num_leaves and bool((trie.leaf_depth == trie.levels).all()):
             return None
-        return "not available: the paper's masks know SIDs of one depth only"
+        return "not available: the paper's masks work for SIDs of one length only"
 
     def _new_lane(self, tokens: int, users: int, number: int) -> Lane:
         make_search: Any = partial(MaskedSearch, **self._search)

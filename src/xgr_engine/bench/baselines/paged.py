@@ -213,10 +213,10 @@ def paged_decoder(workload: Workload) -> PagedDecoder:
 
 
 class Paged(Xgr):
-    """xAttention off: one sequence a beam."""
+    """xAttention off: one sequence per beam."""
 
     name = "paged"
-    what = f"one sequence a beam over tables of {BLOCK}-token blocks, copied on fork; all else as xgr"
+    what = f"one sequence per beam over tables of {BLOCK}-token blocks, copied on fork; all else as xgr"
 
     def available(self, workload: Workload) -> str | None:
         """Its attention is that of decoder-only models."""
@@ -233,7 +233,7 @@ class AllOff(NoSharedPrefix):
 
     name = "all-off"
     what = (
-        "one sequence a beam over block tables; masks over the vocabulary; W rows a level; a full sort; no graphs; "
+        "one sequence per beam over block tables; masks over the vocabulary; W rows per level; a full sort; no graphs; "
         "one batch at a time; no shared prefix"
     )
     graphs = False

@@ -148,7 +148,7 @@ class Paper(PaperMasks):
     name = "paper"
     what = (
         "the paper's forms: three attention stages, own KV re-ordered in place, masks over the vocabulary, "
-        "sorted lists cut at a heap's minimum, W rows a level"
+        "sorted lists cut at a heap's minimum, W rows per level"
     )
     full_rows = True
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 
 from xgr_engine.bench.baselines.engine import Xgr
+from xgr_engine.bench.baselines.masked_search import with_full_rows
 from xgr_engine.bench.workloads import Batch, Workload
 from xgr_engine.models.packing import PackedPrompts
 from xgr_engine.recommender import PendingBatch, ReadyBatch, Recommender
@@ -32,7 +32,7 @@ class Eager(Xgr):
 
 
 class FullRows(Xgr):
-    """W rows a level, whether or not the trie has that many prefixes."""
+    """W rows per level, whether or not the trie has that many prefixes."""
 
     name = "xgr-full-rows"
     what = "W rows at every level but the root"
@@ -44,14 +44,9 @@ class FullRows(Xgr):
         return None
 
     def make(self, workload: Workload) -> Recommender:
-        """A level claims W inner nodes; the rows that the trie cannot fill are dead, and computed."""
+        """The engine's recommender, its search with the rows of :func:`with_full_rows`."""
         recommender = super().make(workload)
-        setup, width = recommender.setup, workload.search.beam
-        levels = tuple(
-            replace(level, inner_count=max(level.inner_count, width)) if level.inner is not None else level
-            for level in setup.levels
-        )
-        recommender.setup = replace(setup, levels=levels)
+        recommender.setup = with_full_rows(recommender.setup)
         return recommender
 
 
@@ -79,12 +74,12 @@ class NoOverlap(Xgr):
     """A batch is submitted when the one before it has been ranked."""
 
     name = "xgr-no-overlap"
-    what = "one batch at a time, host and device in turn"
+    what = "one batch at a time, host and device by turns"
     in_flight = 1
 
     def available(self, workload: Workload) -> str | None:
-        """On a CPU host and device are one."""
-        return None if workload.model.device.type == "cuda" else "not available: the CPU is host and device in one"
+        """On a CPU host and device are the same."""
+        return None if workload.model.device.type == "cuda" else "not available: the CPU is both host and device"
 
 
 class TwoStreams(Xgr):
@@ -101,10 +96,10 @@ class TwoStreams(Xgr):
 
 
 class NoSharedPrefix(Xgr):
-    """What all prompts begin with is computed once a user instead of once a batch."""
+    """What all prompts begin with is computed once per user instead of once per batch."""
 
     name = "xgr-no-shared-prefix"
-    what = "the prompts' common beginning computed once a user"
+    what = "the prompts' common beginning computed once per user"
 
     def available(self, workload: Workload) -> str | None:
         """Needs prompts that share something, and a model that can share it."""

@@ -1,1 +1,1 @@
-"""Engines of others in a process of their own: ``worker`` is the program, ``process`` starts it and talks to it."""
+"""Other people's engines, each in its own process: ``worker`` is the program, ``process`` starts it and talks to it."""

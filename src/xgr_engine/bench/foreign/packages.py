@@ -1,4 +1,4 @@
-"""Packages that contenders drive and that are no part of xgr: where they are, and which versions are known."""
+"""Packages that contenders drive and that are not part of xgr: where they are, and which versions are known."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Package:
             where = "" if self.python == sys.executable else f" for {self.python} ({self.variable})"
             return f"{self.name} is not installed{where}: {self.install}{elsewhere}"
         if not SpecifierSet(self.wanted).contains(found, prereleases=True):
-            return f"{self.name} {found} is installed, and the adapter knows {self.wanted}: {self.install}{elsewhere}"
+            return f"{self.name} {found} is installed, but the adapter needs {self.wanted}: {self.install}{elsewhere}"
         return None
 
 

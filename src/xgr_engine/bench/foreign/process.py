@@ -1,4 +1,4 @@
-"""The other end of :mod:`xgr_engine.bench.foreign.worker`: an engine's process, asked through a pipe."""
+"""Our end of :mod:`xgr_engine.bench.foreign.worker`: starts an engine's process and talks to it through a pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xgr_engine.errors import XgrError
 WORKER = Path(__file__).with_name("worker.py")
 START_S = 1800.0  # an engine compiles kernels and captures graphs when it starts
 ANSWER_S = 900.0
-LATE_S = 60.0  # a batch that was begun may end so much after the time limit
+LATE_S = 60.0  # a batch that has begun may end this long after the time limit
 _STOP_S = 20.0
 _GONE_S = 5.0  # what was killed still has memory to give back
 _SHOWN_LINES = 3
@@ -52,7 +52,7 @@ class Answer:
 
 
 def visible(gpu: int) -> str:
-    """``CUDA_VISIBLE_DEVICES`` of a process that shall see one GPU of ours alone."""
+    """``CUDA_VISIBLE_DEVICES`` for a process that should see only this one of our GPUs."""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return ours[gpu].strip() if gpu < len(ours) and ours[gpu].strip() else str(gpu)
 
@@ -92,7 +92,7 @@ class Process:
     Args:
         python: interpreter that has the engine.
         engine, settings: as the worker knows them.
-        gpu: number of the GPU that it shall see alone; None: whatever this process sees.
+        gpu: number of the only GPU that it should see; None: whatever this process sees.
         deadline: of ``time.monotonic``: when it must have started.
 
     Raises:
@@ -158,7 +158,7 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _wait_for_children(self) -> None:
-        """Whoever measures next shall not share cores and memory with what this engine started and is being killed."""
+        """Wait until what this engine started is gone: the next measurement must not share cores and memory with it."""
         until = time.monotonic() + _GONE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < until:
@@ -178,7 +178,7 @@ class Process:
             line = self._read_line(min(most, left))
         except _NoAnswerError as error:
             if left < most:
-                raise NotAvailableError(f"the time limit was over {when}", why=error.why) from error
+                raise NotAvailableError(f"the time limit passed {when}", why=error.why) from error
             raise
         except BaseException:
             self.kill()  # stopped in the middle: nobody waits for what it computes

@@ -11,10 +11,9 @@ from xgr_engine.bench.report.svg import Axes, Series, bar_chart, line_chart, num
 
 Record = dict[str, Any]
 Figure = tuple[str, str]  # heading and SVG
-# The order of colours; whoever is not in here follows.
+# Contenders in the order of their colours; any other comes after them.
 _ORDER = ("xgr", "hf", "hf-fast", "paged", "paper", "cascade", "flashrec", "vllm")
 _WIDE = 512
-
 
 Value = tuple[float, float, float]  # a figure and its interval
 
@@ -22,18 +21,18 @@ Value = tuple[float, float, float]  # a figure and its interval
 def model_charts(record: Record, model: str) -> list[Figure]:
     """Latency and memory against width, throughput and memory against context, for one model of the run.
 
-    Where there is one width, the batch takes its place; what has one value on every axis is drawn as bars.
+    With a single width, batch size takes its place on the axis; an axis with one value becomes a bar chart.
     """
     rows = [row for row in record["rows"] if row["model"] == model]
     contexts, users, beams = (sorted({row[name] for row in rows}) for name in ("context", "users", "beam"))
     context, batch = contexts[0], users[-1]
     wide = _WIDE if _WIDE in beams else beams[-1]
     gpu = any(one.get("device_peak_bytes") is not None for row in rows for one in row["contenders"])
-    memory = "Memory" if gpu else "Memory above what the process held"
+    memory = "Memory" if gpu else "Memory on top of what the process already held"
     by_users = len(beams) == 1 and len(users) > 1
     first = [row for row in rows if row["context"] == context and (by_users or row["users"] == batch)]
     second = [row for row in rows if row["beam"] == wide and row["users"] == batch]
-    axis, name, ticks = ("users", "users a batch", users) if by_users else ("beam", "W", beams)
+    axis, name, ticks = ("users", "users per batch", users) if by_users else ("beam", "W", beams)
     if by_users:
         word, at = "batch", f"{context:,} tokens, W {wide}"
     else:
@@ -44,7 +43,7 @@ def model_charts(record: Record, model: str) -> list[Figure]:
     against = f" against {word}: {at}" if len(ticks) > 1 else f": {at}, W {wide}"
     against_context = f" against context: {across}" if len(contexts) > 1 else f": {contexts[0]:,} tokens, {across}"
     figures = [
-        (f"Latency{against}", over_first(_latency, "ms, p50 with 95 %")),
+        (f"Latency{against}", over_first(_latency, "ms, p50 with 95 % interval")),
         (f"Throughput{against_context}", over_context(_rate, "users/s")),
         (f"{memory}{against}", over_first(_memory, "GB")),
     ]
@@ -74,9 +73,9 @@ def other_charts(record: Record) -> list[Figure]:
     """Roofline, ablations, timeline, the constraint's cost, online rates: those that the run has figures for."""
     charts = []
     if record["rows"]:
-        charts.append(("Roofline: the least work of a batch over its time", _roofline(record)))
+        charts.append(("Roofline: the least work a batch needs, over the time it took", _roofline(record)))
     if record["ablations"]:
-        charts.append(("Ablations: times slower with a part switched off", _ablations(record["ablations"])))
+        charts.append(("Ablations: how many times slower without each part", _ablations(record["ablations"])))
     if record["timeline"] and record["timeline"]["spans"]:
         traced = record["timeline"]
         title = f"Timeline of one batch: {traced['context']} tokens x {traced['users']} users x W {traced['beam']}"
@@ -94,10 +93,8 @@ def other_charts(record: Record) -> list[Figure]:
     return charts
 
 
-def _series(
-    rows: Sequence[Record], axis: str, figure: Callable[[Record], tuple[float, float, float] | None]
-) -> list[Series]:
-    found: dict[str, list[tuple[float, tuple[float, float, float]]]] = {}
+def _series(rows: Sequence[Record], axis: str, figure: Callable[[Record], Value | None]) -> list[Series]:
+    found: dict[str, list[tuple[float, Value]]] = {}
     for row in rows:
         for one in row["contenders"]:
             value = figure(one) if one["status"] == "ok" else None
@@ -151,7 +148,7 @@ def _roofline(record: Record) -> str:
     ceilings = record["ceilings"]
     roof = f"{number(ceilings['tflops'])} TFLOP/s, {number(ceilings['tbs'])} TB/s measured"
     if exceeded(ceilings, record["rows"]):
-        roof += ", and exceeded: no ceilings"
+        roof += ", and exceeded: too low"
     label = "achieved TFLOP/s beside the measured ceilings"
     return roofline(points, ceilings["tflops"], ceilings["tbs"], label, roof)
 
@@ -187,4 +184,4 @@ def _online(entries: Sequence[Record]) -> str:
         for entry in entries
         if entry.get("rate")
     ]
-    return bar_chart(bars, "users a second with the P99 kept")
+    return bar_chart(bars, "users per second within the P99 limit")

@@ -11,11 +11,11 @@ from typing import Any
 
 from xgr_engine.bench.report.charts import model_charts, other_charts
 from xgr_engine.bench.report.style import STYLE
-from xgr_engine.bench.report.tables import WRONG, Table, claims_table, part_tables, row_table
+from xgr_engine.bench.report.tables import WRONG, Table, claims_table, number_text, part_tables, row_table
 from xgr_engine.files import write_text
 
 Record = dict[str, Any]
-_SHORT = 20  # cells up to this length are never folded
+_SHORT = 20  # cells up to this length are never wrapped
 
 
 def write_page(path: Path, record: Record) -> None:
@@ -50,7 +50,7 @@ def page(record: Record) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table that scrolls sideways on its own where it is too wide; numbers to the right, wrong answers marked."""
+    """A table that scrolls sideways by itself if it is too wide; numbers align right, wrong answers are marked."""
     cells = [[_text(cell) for cell in row] for row in rows]
     right = [bool(cells) and all(_numeric(row[at]) for row in cells) for at in range(len(columns))]
     head = "".join(f"<th{_class(right[at])}>{escape(column)}</th>" for at, column in enumerate(columns))
@@ -77,7 +77,7 @@ def _text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return number_text(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
@@ -111,7 +111,7 @@ def _headline(record: Record) -> str:
         faulty = " and ".join(sorted({"xgr", name} & wrong))
         marked = f'; <span class="bad">answers of {escape(faulty)} {WRONG}</span>' if faulty else ""
         rows = f"{len(values)} row{'s' if len(values) > 1 else ''}"
-        text = f"the users/s of {escape(name)}, {rows}{marked}"
+        text = f"the users/s of {escape(name)}, over {rows}{marked}"
         cards.append(f'<div class="card"><b>{_span(values)} times</b>{text}</div>')
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 

@@ -9,8 +9,9 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 12, 46
-_LETTER = 9.5  # width of one in the font that the style sheet gives phones
-_SERIES = 8  # colours that the style sheet knows
+_LETTER = 9.5  # width of a letter, in the larger font that the style sheet uses on phones
+_SERIES = 8  # colours that the style sheet defines
+_NOTHING = '<p class="nothing">{}</p>'
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def line_chart(series: Sequence[Series], axes: Axes, label: str) -> str:
     """Lines with points and intervals."""
     points = [point for one in series for point in one.points]
     if not points:
-        return '<p class="nothing">no figures</p>'
+        return _NOTHING.format("no figures")
     ys = [y for _, y in points] + [end for one in series for pair in one.intervals for end in pair]
     xs = [x for x, _ in points]
     plot = _Plot(_range(xs, axes.log_x, tight=True), _range(ys, axes.log_y), axes)
@@ -60,10 +61,10 @@ def line_chart(series: Sequence[Series], axes: Axes, label: str) -> str:
 def bar_chart(bars: Sequence[tuple[str, float, str]], label: str, one: float | None = None) -> str:
     """Horizontal bars of (name, value, text beside it).
 
-    ``one`` draws a dashed line at that value, and texts of shorter bars stand behind it, so that it crosses none.
+    ``one`` draws a dashed line at that value; texts of shorter bars begin to the right of it, so that it crosses none.
     """
     if not bars:
-        return '<p class="nothing">no figures</p>'
+        return _NOTHING.format("no figures")
     row, top = 30, 6
     name_width = 8 + math.ceil(_LETTER * max(len(name) for name, _, _ in bars))
     text_width = 20 + math.ceil(_LETTER * max(len(text) for _, _, text in bars))
@@ -89,7 +90,7 @@ def bar_chart(bars: Sequence[tuple[str, float, str]], label: str, one: float | N
 def span_chart(spans: Sequence[tuple[str, float, float]], unit: str, label: str) -> str:
     """A timeline: one lane a kind of work, rectangles from start to end."""
     if not spans:
-        return '<p class="nothing">nothing was recorded</p>'
+        return _NOTHING.format("nothing was recorded")
     kinds = list(dict.fromkeys(kind for kind, _, _ in spans))
     end = max(stop for _, _, stop in spans)
     left, row = 96, 34
@@ -117,16 +118,16 @@ def span_chart(spans: Sequence[tuple[str, float, float]], unit: str, label: str)
 
 
 def roofline(points: Sequence[tuple[str, float, float, int]], tflops: float, tbs: float, label: str, roof: str) -> str:
-    """Achieved TFLOP/s over operations a byte, beside the two ceilings. Points are (name, intensity, TFLOP/s, style).
+    """Achieved TFLOP/s against operations per byte, under both ceilings. Points are (name, intensity, TFLOP/s, style).
 
     The text ``roof`` stands above the plot, where no point can be.
     """
     if not points:
-        return '<p class="nothing">no figures</p>'
+        return _NOTHING.format("no figures")
     ridge = tflops / tbs
     xs = [x for _, x, _, _ in points] + [ridge / 8, ridge * 8]
     ys = [y for _, _, y, _ in points] + [tflops * 1.3]
-    plot = _Plot(_range(xs, True), _range(ys, True), Axes("operations a byte", "TFLOP/s", True, True))
+    plot = _Plot(_range(xs, True), _range(ys, True), Axes("operations per byte", "TFLOP/s", True, True))
     low, high = plot.x_range
     bottom = plot.y_range[0]
     start = max(low, bottom / tbs)
@@ -136,7 +137,7 @@ def roofline(points: Sequence[tuple[str, float, float, int]], tflops: float, tbs
     parts.append(f'<text class="small" x="{WIDTH - _RIGHT}" y="{_TOP - 1}" text-anchor="end">{escape(roof)}</text>')
     for name, x, y, style in points:
         parts.append(f'<circle class="dot s{style % _SERIES}" cx="{plot.x(x):.1f}" cy="{plot.y(y):.1f}" r="5">')
-        parts.append(f"<title>{escape(name)}: {number(y)} TFLOP/s at {number(x)} operations a byte</title></circle>")
+        parts.append(f"<title>{escape(name)}: {number(y)} TFLOP/s at {number(x)} operations per byte</title></circle>")
     return figure("".join(parts), label) + legend({name: style for name, _, _, style in points})
 
 
@@ -177,7 +178,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 class _Plot:
-    """Data coordinates to the drawing's."""
+    """Maps data coordinates to those of the drawing."""
 
     def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float], axes: Axes) -> None:
         self.x_range, self.y_range, self.axes = x_range, y_range, axes
@@ -218,12 +219,12 @@ def _share(value: float, limits: tuple[float, float], log: bool) -> float:
 
 
 def _range(values: Sequence[float], log: bool, *, tight: bool = False) -> tuple[float, float]:
-    """A range with some air; linear ranges of measured values start at zero."""
+    """A range with some margin; linear ranges of measured values start at zero."""
     low, high = min(values), max(values)
     if log:
         low, high = max(low, 1e-30), max(high, 1e-30)
         return (low / 1.08, high * 1.08) if tight else (low / 1.3, high * 1.3)
     if tight:
-        air = (high - low) * 0.06 or max(1.0, abs(high)) * 0.2
-        return low - air, high + air
+        margin = (high - low) * 0.06 or max(1.0, abs(high)) * 0.2
+        return low - margin, high + margin
     return 0.0, high * 1.08 or 1.0

@@ -34,6 +34,11 @@ def users_text(count: int) -> str:
     return f"{count} user{'s' if count != 1 else ''}"
 
 
+def number_text(value: float) -> str:
+    """Four significant digits, thousands apart."""
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
 def bytes_text(count: int | None) -> str | None:
     """GB or MB."""
     if count is None:
@@ -45,7 +50,7 @@ def bytes_text(count: int | None) -> str | None:
 
 
 def row_table(row: Record, ceilings: Record | None = None) -> Table:
-    """One workload: speed, memory and answers of every contender, and a note where they exceed the ``ceilings``."""
+    """One workload: speed, memory and answers of every contender, and a note if they exceed the ``ceilings``."""
     ran = [one for one in row["contenders"] if one["status"] != "not run"]
     on_gpu = any(one.get("device_peak_bytes") is not None for one in ran)
     memory = ("GPU memory", "host memory") if on_gpu else ("memory",)
@@ -53,7 +58,7 @@ def row_table(row: Record, ceilings: Record | None = None) -> Table:
     cells = [_contender_cells(one, len(columns), on_gpu=on_gpu) for one in ran]
     title = f"{shape_of(row)}, K {row['top_k']}: {row['dtype']}, {row['catalog']}"
     notes = [*_row_notes(row, ran), *(exceeded(ceilings, [row]) if ceilings else ())]
-    return Table(title, (*columns, "answers", "top-1", "overlap", "scores off"), cells, tuple(notes))
+    return Table(title, (*columns, "answers", "top-1", "overlap", "score error"), cells, tuple(notes))
 
 
 def _contender_cells(one: Record, columns: int, *, on_gpu: bool) -> list[object]:
@@ -99,7 +104,7 @@ def _row_notes(row: Record, ran: Sequence[Record]) -> list[str]:
     if sources:
         notes.append("users/s from " + "; from ".join(f"{source}: {', '.join(who)}" for source, who in sources.items()))
         samples = (f"{one['name']} {one['latency_ms']['samples']}" for one in ok)
-        notes.append(f"samples of the latency: {', '.join(samples)}")
+        notes.append(f"latency samples: {', '.join(samples)}")
     notes += wrong_notes((one["name"], one["parity"]) for one in ok)
     for one in ran:
         if one["status"] != "ok" and one["reason"]:
@@ -109,27 +114,27 @@ def _row_notes(row: Record, ran: Sequence[Record]) -> list[str]:
 
 
 def wrong_notes(found: Any) -> list[str]:
-    """What is wrong with the answers of whoever is marked: of pairs of a name and its parity."""
+    """What is wrong with each contender's answers, from pairs of a name and its parity; right answers give no note."""
     return [f"{name} {WRONG}: {', '.join(parity['marks'])}" for name, parity in found if parity and parity["marks"]]
 
 
 def _comparison(facts: Record) -> str:
     if "reason" in facts:
         return f"answers were not compared: {facts['reason']}"
-    text = f"answers: {users_text(facts['users'])} against the definition in float32; rounding cannot lose "
-    text += f"{facts['certain']} of its {facts['sids']} SIDs (a score may be {facts['score_tolerance']:.2g} off"
+    text = f"answers: {users_text(facts['users'])} compared with the definition in float32; rounding cannot lose "
+    text += f"{facts['certain']} of its {facts['sids']} SIDs (scores may be off by {facts['score_tolerance']:.2g}"
     if facts["measured_noise"] is None:
         return text + ")"
-    text += f"; plain torch in {facts['dtype']} is {facts['measured_noise']:.2g} off"
+    text += f"; plain torch in {facts['dtype']} is off by {facts['measured_noise']:.2g}"
     text += f" and finds {facts['plain_overlap']:.1%} of the SIDs"
-    return text + (f", {facts['least_overlap']:.0%} are needed)" if facts.get("least_overlap") else ")")
+    return text + (f", {facts['least_overlap']:.0%} are required)" if facts.get("least_overlap") else ")")
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 
 def claims_table(claims: Sequence[Record]) -> Table:
-    """The paper's claims, the engine's figures, and those of the others with how many times better the engine is."""
+    """The paper's claims beside the engine's figures, and those of others with how many times better the engine is."""
     others = [name for name in OTHERS if any(name in claim["values"] for claim in claims)]
     rows: list[list[object]] = []
     for claim in claims:
@@ -140,13 +145,13 @@ def claims_table(claims: Sequence[Record]) -> Table:
             row.append(_figure(values.get(name), unit) if better is None else
                        f"{_figure(values[name], unit)} ({better:.2f})")  # fmt: skip
         rows.append(row)
-    notes = ("in brackets: how many times better xgr is",) if any(claim["better"] for claim in claims) else ()
+    notes = ("in parentheses: how many times better xgr is",) if any(claim["better"] for claim in claims) else ()
     return Table("Beside the paper (arXiv 2512.11529)", ("claim", "where", "paper", "xgr", *others), rows, notes)
 
 
 def _figure(value: object, unit: str) -> str | None:
     if isinstance(value, float | int):
-        return f"{value:,.4g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+        return f"{number_text(value)} {unit}"
     return None if value is None else str(value)
 
 
@@ -159,13 +164,13 @@ def phases_table(phases: Record, timeline: Record | None) -> Table:
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in timeline["shares"].items())
         notes.append(f"time of the {timeline['unit']}: {kinds}")
         if timeline["busy"] is not None:
-            what = "the GPU computed" if timeline["unit"] == "kernels" else "operators ran"
-            notes.append(f"{what} {timeline['busy']:.0%} of the time of a batch on its own under the profiler")
-    return Table(f"One batch on its own: {shape_of(phases)}", ("phase", "ms", "share"), rows, tuple(notes))
+            what = "the GPU was computing" if timeline["unit"] == "kernels" else "operators were running"
+            notes.append(f"{what} for {timeline['busy']:.0%} of the time of a single batch under the profiler")
+    return Table(f"One batch by itself: {shape_of(phases)}", ("phase", "ms", "share"), rows, tuple(notes))
 
 
 def attention_table(entries: Sequence[Record]) -> Table:
-    """The engine's decode attention against the paged one."""
+    """The engine's decode attention beside the paged one's."""
     rows: list[list[object]] = []
     for one in entries:
         ok, known = one["status"] == "ok", one.get("paged_against_flashinfer")
@@ -183,7 +188,7 @@ def attention_table(entries: Sequence[Record]) -> Table:
             ]
         )
     columns = ("", "heads", "xgr ms", "paged ms", "paged / xgr", "FlashInfer's ms", "paged / FlashInfer's")
-    return Table("Decode attention of one layer", (*columns, "kernels", "outputs apart"), rows)
+    return Table("Decode attention of one layer", (*columns, "kernels", "output difference"), rows)
 
 
 def ablations_table(ablations: Record) -> Table:
@@ -205,13 +210,12 @@ def ablations_table(ablations: Record) -> Table:
     notes += wrong_notes(named)
     notes += [f"{one['part']} {one['status']}: {one['reason']}" for one in ablations["parts"] if one.get("reason")]
     columns = ("switched off", "what runs instead", "users/s", "times slower", "answers", "top-1", "overlap")
-    title = f"One part switched off at a time: {shape_of(ablations)}, {ablations['shared_prefix']} tokens shared"
-    return Table(title, (*columns, "scores off"), rows, tuple(notes))
+    title = f"One part switched off at a time: {shape_of(ablations)}, {ablations['shared_prefix']} shared tokens"
+    return Table(title, (*columns, "score error"), rows, tuple(notes))
 
 
 def online_table(entries: Sequence[Record], options: Record) -> Table:
-    """Highest rates with the limit kept, how well batches were predicted, and which of the run's contenders were not
-    asked."""
+    """Highest rates that keep the limit, how well batch times were predicted, and who of the run was not measured."""
     rows: list[list[object]] = []
     for one in entries:
         off = (one.get("latency_model") or {}).get("relative_error")
@@ -227,7 +231,7 @@ def online_table(entries: Sequence[Record], options: Record) -> Table:
                 None if off is None else f"{off['p50_abs']:.0%} / {off['p90_abs']:.0%}",
             ]
         )
-    notes = ["Poisson arrivals that do not wait for answers; latency from arrival to answer, queueing counted"]
+    notes = ["Poisson arrivals that do not wait for answers; latency from arrival to answer, queueing included"]
     notes += [
         f"{one['contender']}, W {one['beam']}: {one.get('reason') or one['status']}"
         for one in entries
@@ -235,11 +239,11 @@ def online_table(entries: Sequence[Record], options: Record) -> Table:
     ]
     if others := [name for name in options["baselines"] if name not in options["online_contenders"]]:
         where = f" in preset {options['preset']}" if options["preset"] else ""
-        notes.append(f"not asked online{where}: {', '.join(others)}")
-    columns = ("", "workload", "users/s", "P99 ms", "of requests", "users a batch", "largest batch")
+        notes.append(f"not measured online{where}: {', '.join(others)}")
+    columns = ("", "workload", "users/s", "P99 ms", "requests", "users per batch", "largest batch")
     return Table(
         f"Online: highest rate with P99 <= {options['slo_ms']:,.0f} ms",
-        (*columns, "prediction off, p50 / p90"),
+        (*columns, "prediction error, p50 / p90"),
         rows,
         tuple(notes),
     )
@@ -257,13 +261,13 @@ def constraint_table(constraint: Record) -> Table:
     who = users_text(constraint["users"])
     title = f"The constraint alone: {who}, W {constraint['beam']}, {constraint['codes']} codes"
     columns = ("items", "xgr ms", "masked top-k ms", "masked / xgr", "answers")
-    notes = [f"without the heads, over a vocabulary of {constraint['vocabulary']:,}; masked: {constraint['masked']}"]
+    notes = [f"heads excluded; vocabulary of {constraint['vocabulary']:,} tokens; masked: {constraint['masked']}"]
     notes += [f"{one['items']:,} items, {text}" for one in constraint["sizes"] for text in one.get("notes", ())]
     return Table(title, columns, rows, tuple(notes))
 
 
 def absent_table(record: Record) -> Table | None:
-    """Who and what was not run, and why; None where all was."""
+    """Which contenders and parts were not run, and why; None if all were."""
     absent: dict[tuple[str, str], list[str]] = {}
     for row in record["rows"]:
         for one in row["contenders"]:
@@ -279,7 +283,7 @@ def absent_table(record: Record) -> Table | None:
 
 
 def part_tables(record: Record) -> list[Table]:
-    """All that follows the rows."""
+    """The tables after those of the rows."""
     tables: list[Table | None] = [
         constraint_table(record["constraint"]) if record["constraint"] else None,
         phases_table(record["phases"], record["timeline"]) if record["phases"] else None,
