@@ -174,7 +174,7 @@ def flip(name: str, at: int) -> Callable[[Path], None]:
         (edit_json(lambda d: d.update(num_items=5)), ["trie.safetensors is damaged", "4 items"]),
         (edit_json(lambda d: d.update(levels=3)), ["trie.safetensors is damaged", "codes.2"]),
         (lambda path: (path / "vocab.json").write_text("{"), ["vocab.json is damaged"]),
-        (lambda path: (path / "vocab.json").unlink(), ["no vocabulary", "no vocab.json"]),
+        (lambda path: (path / "vocab.json").unlink(), ["is not a vocabulary", "no vocab.json"]),
         (lambda path: (path / "trie.safetensors").unlink(), ["trie.safetensors is damaged"]),
         (lambda path: (path / "items.parquet").unlink(), ["items.parquet is damaged", "missing"]),
         (cut("trie.safetensors", 0), ["trie.safetensors is damaged"]),
