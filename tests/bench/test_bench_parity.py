@@ -223,7 +223,7 @@ def test_a_swapped_item_is_wrong_though_its_score_is_right() -> None:
     assert found.missing == 1
     assert found.impossible == 1
     assert found.wrong_scores == 0
-    assert found.marks == ["1 missing", "1 that do not belong"]
+    assert found.marks == ["1 missing", "1 that do not belong", "4 out of order"]  # it belongs behind these four
 
 
 @pytest.mark.parametrize("widths", [{2: 2}, {1: 10, 2: 100}])
@@ -254,6 +254,14 @@ def test_wrong_scores_are_wrong_in_and_outside_the_list() -> None:
     assert loose.marks == ["1 wrong scores"]
 
 
+def test_a_list_that_is_not_ranked_is_wrong_though_all_in_it_is_right() -> None:
+    answer = searched("uniform")
+    order = [0, *range(2, TOP_K), 1]
+    moved = RankedSids([answer.codes[0][order]], [answer.scores[0][order]])
+    assert judged("uniform", moved).marks == ["1 out of order"]
+    assert judged("uniform", moved, Tolerance(20.0)).marks == []  # within rounding
+
+
 def test_top1_counts_only_beyond_rounding() -> None:
     answer = searched("uniform")
     order = [1, 0, *range(2, TOP_K)]
@@ -262,7 +270,7 @@ def test_top1_counts_only_beyond_rounding() -> None:
     near = judged("uniform", swapped, Tolerance(gap * 0.51))
     assert (near.top1, near.wrong_top1, near.marks) == (0.0, 0, [])
     far = judged("uniform", swapped)
-    assert (far.top1, far.wrong_top1, far.marks) == (0.0, 1, ["1 wrong top-1"])
+    assert (far.top1, far.wrong_top1, far.marks) == (0.0, 1, ["1 out of order", "1 wrong top-1"])
 
 
 def test_parity_counts_invalid_duplicate_and_short() -> None:

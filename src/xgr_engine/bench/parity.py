@@ -22,6 +22,7 @@ _FAULTS = {
     "missing": "missing",
     "impossible": "that do not belong",
     "wrong_scores": "wrong scores",
+    "out_of_order": "out of order",
     "wrong_top1": "wrong top-1",
 }
 
@@ -38,7 +39,8 @@ class Parity:
             no valid SID was returned.
         certain: entries of the definition's lists that rounding cannot lose; missing: those of them that are absent.
         impossible: SIDs that rounding cannot bring into a list; wrong_scores: SIDs whose score is off by more than
-            rounding; wrong_top1: users whose best SID is another although rounding cannot have changed that.
+            rounding; out_of_order: SIDs behind one that is clearly worse; wrong_top1: users whose best SID is another
+            although rounding cannot have changed that.
         invalid: rows that are no SID of the catalog; duplicate: repeated rows; short: users with too few valid rows.
         least_overlap: what ``overlap`` must reach, in half precision.
     """
@@ -52,6 +54,7 @@ class Parity:
     missing: int
     impossible: int
     wrong_scores: int
+    out_of_order: int
     wrong_top1: int
     invalid: int
     duplicate: int
@@ -126,6 +129,8 @@ def compare(answer: RankedSids, truths: Sequence[Truth], trie: ItemTrie, top_k: 
         off = np.abs(scores[valid].astype(np.float64) - expected)
         counts["wrong_scores"] += int((~(off <= truth.tolerance.score)).sum())  # one that is no number is wrong
         differences += off[~np.isnan(off)].tolist()
+        worst_before = np.fmin.accumulate(expected)[:-1]
+        counts["out_of_order"] += int((expected[1:] - worst_before > truth.tolerance.difference).sum())
         if len(leaves):
             same_top += int(leaves[0] == truth.leaves[0])
             counts["wrong_top1"] += _wrong_top1(truth, int(leaves[0]))
