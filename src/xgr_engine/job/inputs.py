@@ -242,9 +242,13 @@ def _common_schema(first: pa.Schema, other: pa.Schema, files: list[InputFile]) -
     fields = []
     if set(first.names) != set(other.names):
         odd = sorted(set(first.names) ^ set(other.names))[0]
+        in_directory = odd in dict((*files[0].partition, *files[-1].partition))
         raise HistoryError(
             f"column {odd!r} is not in every input file ({files[0].path}, {files[-1].path})",
-            hint="name the columns that all files share with --keep",
+            why="it comes from the name of a directory, and is copied with --keep or without" if in_directory else "",
+            hint="run files with other partition columns by themselves"
+            if in_directory
+            else "name the columns that all files share with --keep",
         )
     for mine in first:
         theirs = other.field(mine.name)
