@@ -48,12 +48,12 @@ class Estimate:
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
-def quantile(samples: Sequence[float], percent: int, seed: int = 0) -> Estimate | None:
+def quantile(samples: Sequence[float], percent: int) -> Estimate | None:
     """A percentile with its bootstrap 95 % interval; None where the samples are too few for that tail."""
     values = np.asarray(samples, np.float64)
     if len(values) < _NEEDED.get(percent, 1):
         return None
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     drawn = values[generator.integers(0, len(values), (_RESAMPLES, len(values)))]
     low, high = np.percentile(np.percentile(drawn, percent, axis=1), [2.5, 97.5])
     return Estimate(float(np.percentile(values, percent)), float(low), float(high))

@@ -32,6 +32,7 @@ _STEPS = 5  # at most so many halvings of the interval that holds the highest ra
 _CLOSE = 0.04  # or until its ends are this close, relative to the upper one
 _LONGEST_TRIAL_S = 20.0  # a slow engine gets fewer requests, so that a trial ends in about this time
 _FEWEST = 20
+_TIMED_BATCHES = 3  # for the median time of a batch
 _PROMPTS = 64  # different ones; requests beyond repeat them
 
 
@@ -195,11 +196,11 @@ def try_rate(server: Server, rate: float, slo_ms: float, count: int, seed: int =
     return Trial(rate, count / seconds, p50, p99, p99 <= slo_ms, float(np.mean(sizes)), count)
 
 
-def batch_ms(contender: Contender, workload: Workload, users: int, clock: Clock, repeats: int = 3) -> float:
+def batch_ms(contender: Contender, workload: Workload, users: int, clock: Clock) -> float:
     """Median milliseconds of a batch, after one that is not counted."""
     batch, times = workload.batch(0, users), []
     contender.run(batch)
-    for _ in range(repeats):
+    for _ in range(_TIMED_BATCHES):
         start = clock.now()
         contender.run(batch)
         times.append((clock.now() - start) * 1e3)
@@ -285,22 +286,19 @@ def measure_online(
     note: Note,
     clock: Clock | None = None,
     deadline: float = float("inf"),
-    most_users: int = MOST_USERS,
 ) -> dict[str, Any]:
-    """Prepare a contender for the largest batch that the limit allows, and find its highest rate.
+    """Prepare a contender for the largest batch that the limit and memory allow, and find its highest rate.
 
     Args:
         contender: not prepared; it is when this returns or raises, and the caller releases it.
-        workload: its number of users is of no account.
-        most_users: of a batch; fewer where memory allows no more. What was learnt at a size that did not fit is kept:
-            only the batch gets smaller.
+        workload: its number of users does not matter.
 
     Returns:
         :func:`highest_rate`, the largest batch, and how far the latency model's predictions were off.
     """
     clock = clock or WallClock()
     device = workload.model.device
-    ready_for = 0
+    ready_for, most_users = 0, MOST_USERS
     fitted, own = 0, None  # users whose batches were probed, and the bytes that they took on the device
 
     def prepare(users: int) -> None:

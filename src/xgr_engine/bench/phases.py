@@ -33,6 +33,7 @@ _KINDS = (
         r"norm|silu|rope|elementwise|embedding|::mul|::add|rsqrt|::cat|index|gather|pow|mean|where|::sub|sigmoid|clamp|square",
     ),
 )
+_REPEATS = 5  # of each phase, for its median
 _MAX_SPANS = 400  # rectangles of the timeline
 
 
@@ -72,7 +73,7 @@ def trace_batch(workload: Workload, record: dict[str, Any]) -> None:
     contender.release()
 
 
-def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: int = 5) -> dict[str, float]:
+def phase_times(contender: Xgr, workload: Workload, latency_ms: float) -> dict[str, float]:
     """Milliseconds of a batch in the prefill, in all levels after it, and in ranking on the host.
 
     The prefill and the ranking are measured on their own; the levels are what is left of ``latency_ms``.
@@ -95,9 +96,9 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: 
         _synchronize(device)
 
     prefill()
-    prefill_ms = _median_ms(prefill, repeats)
+    prefill_ms = _median_ms(prefill)
     ranking = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         pending = contender.submit(batch)
         _synchronize(device)
         start = time.perf_counter()
@@ -107,9 +108,9 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: 
     return {"prefill": prefill_ms, "levels": max(0.0, latency_ms - prefill_ms - rank_ms), "ranking": rank_ms}
 
 
-def _median_ms(call: Callable[[], None], repeats: int) -> float:
+def _median_ms(call: Callable[[], None]) -> float:
     seconds = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from xgr_engine.metrics.ranking import FloatArray
 
 DEFAULT_RESAMPLES = 1000
+LEVEL = 0.95  # coverage of the intervals
 _COUNTS_PER_BLOCK = 4_000_000  # 32 MB of counts at a time
 
 
 def mean_intervals(
-    values: FloatArray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0, level: float = 0.95
+    values: FloatArray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Mean, lower and upper bound of each column.
 
@@ -30,7 +31,6 @@ def mean_intervals(
         values: [N, M], N >= 1; columns are resampled together.
         resamples: number of draws.
         seed: the same seed, values and numpy give the same bounds.
-        level: coverage of the interval.
 
     Returns:
         three arrays [M]
@@ -49,7 +49,7 @@ def mean_intervals(
         size = min(block, resamples - start)
         drawn = generator.multinomial(len(values), share, size=size)
         means[start : start + size] = drawn @ distinct / len(values)
-    tail = (1.0 - level) / 2
+    tail = (1.0 - LEVEL) / 2
     lower, upper = np.quantile(means, (tail, 1.0 - tail), axis=0)
     return count @ distinct / len(values), lower, upper
 

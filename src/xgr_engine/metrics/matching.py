@@ -26,6 +26,7 @@ Align = Literal["position", "user"]
 
 # Integers below this are their own keys: row * span + key still fits an int64 for millions of rows.
 _OWN_KEY_LIMIT = 1 << 36
+_BLOCK_ROWS = 50_000  # at a time, to bound the memory that the texts of ids take
 
 
 def shared_keys(one: pa.Array, other: pa.Array) -> tuple[IntArray, IntArray]:
@@ -66,17 +67,16 @@ def without_repeated_targets(truth: Truth) -> Truth:
     return replace(truth, targets=IdLists(targets.values.filter(pa.array(kept)), offsets, targets.faults))
 
 
-def target_in_history(truth: Truth, *, block: int = 50_000) -> NDArray[np.bool_]:
+def target_in_history(truth: Truth) -> NDArray[np.bool_]:
     """[rows] whether any target of the row is an item of its history (both as item ids).
 
     Args:
         truth: with a history.
-        block: rows at a time, to bound the memory that the ids' texts take.
     """
     assert truth.history is not None
     seen = np.zeros(truth.rows, bool)
-    for start in range(0, truth.rows, block):
-        rows = np.arange(start, min(start + block, truth.rows))
+    for start in range(0, truth.rows, _BLOCK_ROWS):
+        rows = np.arange(start, min(start + _BLOCK_ROWS, truth.rows))
         target_row, target_at = gather(truth.targets, rows)
         past_row, past_at = gather(truth.history, rows)
         target_key, past_key = shared_keys(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xgr_engine.catalog.vocabulary import Vocabulary
-from xgr_engine.metrics.bootstrap import mean_intervals
+from xgr_engine.metrics.bootstrap import LEVEL, mean_intervals
 from xgr_engine.metrics.ranking import FloatArray, metric_names
 
 
@@ -74,7 +74,7 @@ def figures(
         },
         "bootstrap": {
             "method": "percentile, rows drawn with replacement",
-            "level": 0.95,
+            "level": LEVEL,
             "resamples": resamples,
             "seed": seed,
         },
