@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from xgr_engine.errors import HistoryError
 from xgr_engine.job import input_formats
-from xgr_engine.job.inputs import RowReader, find_files, open_inputs
+from xgr_engine.job.inputs import RowReader, find_files, open_inputs, would_find
 from xgr_engine.job.options import HistoryOptions
 
 
@@ -125,6 +125,32 @@ def test_directories_globs_and_files_in_a_stable_order(tmp_path: Path) -> None:
     assert [path.name for path in find_files((str(folder / "*"),))] == ["a.parquet", "b.parquet"]
     given = (str(folder / "b.parquet"), str(folder / "a.parquet"))
     assert [path.name for path in find_files(given)] == ["b.parquet", "a.parquet"]
+
+
+def test_globs_skip_what_lies_in_hidden_directories_unless_they_spell_them_out(tmp_path: Path) -> None:
+    """Other tools keep half-written files in ``_temporary``: read as well, their rows would count twice."""
+    for name in ("a.parquet", "day/b.parquet", "_temporary/0/a.parquet", "day/_temporary/b.parquet", "_old/c.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, 1, 1)
+    expected = {
+        "**/*.parquet": ["a.parquet", "day/b.parquet"],
+        "*/*.parquet": ["day/b.parquet"],
+        "*": ["a.parquet"],
+        "d*": ["day/b.parquet"],
+        "d*/../*.parquet": ["day/../a.parquet"],
+        "_o*/*.parquet": ["_old/c.parquet"],
+        "_old/*.parquet": ["_old/c.parquet"],
+    }
+    for pattern, names in expected.items():
+        found = find_files((str(tmp_path / pattern),))
+        assert [str(path.relative_to(tmp_path)) for path in found] == names, pattern
+    found = find_files((f"{tmp_path}/**/*.parquet",))
+    would = {
+        name: would_find(f"{tmp_path}/**/*.parquet", tmp_path / name, found) for name in ("n/x.parquet", "_n/x.parquet")
+    }
+    assert would == {"n/x.parquet": True, "_n/x.parquet": False}
+    with pytest.raises(HistoryError, match="no input file"):
+        find_files((str(tmp_path / "*" / "0" / "*.parquet"),))
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:

@@ -123,8 +123,9 @@ def _find(text: str) -> list[tuple[InputPath, Partition]]:
     if not has_magic(text):
         raise HistoryError(f"no such file: {text}", hint="check --in")
     fixed = next(place for place, part in enumerate(path.parts) if has_magic(part))
-    matches = sorted(glob(text, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
-    folders_and_files = [Path(name) for name in matches if not Path(name).name.startswith(("_", "."))]
+    matches = map(Path, sorted(glob(text, recursive=True)))  # noqa: PTH207 (Path.glob takes no absolute pattern)
+    checked = _skipping(path.parts, fixed)
+    folders_and_files = [match for match in matches if not any(map(_is_skipped, match.parts[checked]))]
     files = [file for found in folders_and_files for file in ([found] if found.is_file() else [])]
     if not files:  # the pattern matches directories: 'users/dt=2026-11-*'
         files = [file for found in folders_and_files if found.is_dir() for file in _walk(found)]
@@ -139,10 +140,26 @@ def would_find(pattern: str, path: Path, files: Sequence[InputPath]) -> bool:
     """
     names, wanted = _parts(path), _parts(pattern)
     finds_files = any(_fits(_parts(file), wanted) for file in files if isinstance(file, Path))
+    checked = _skipping(wanted, next((place for place, part in enumerate(wanted) if has_magic(part)), len(wanted)))
     return any(
-        _fits(names[:depth], wanted) and not any(name.startswith(("_", ".")) for name in names[depth - 1 :])
+        _fits(names[:depth], wanted) and not any(map(_is_skipped, (*names[:depth][checked], *names[depth:])))
         for depth in ([len(names)] if finds_files else range(1, len(names) + 1))
     )
+
+
+def _skipping(pattern: Sequence[str], fixed: int) -> slice:
+    """The parts of what a glob matches in which no name may be one that is skipped.
+
+    ``users/*/*.parquet`` skips what lies in ``users/_temporary``; who writes ``users/_old*/*.parquet`` means it.
+
+    Args:
+        pattern: the glob's parts; those from ``fixed`` on are matched, not spelled out.
+    """
+    return slice(-1 if any(map(_is_skipped, pattern[fixed:])) else fixed, None)
+
+
+def _is_skipped(name: str) -> bool:
+    return name.startswith(("_", ".")) and name != ".."
 
 
 def _parts(path: str | Path) -> tuple[str, ...]:
@@ -163,7 +180,7 @@ def _fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
 
 def _walk(directory: Path) -> Iterator[Path]:
     for path in sorted(directory.iterdir()):
-        if path.name.startswith(("_", ".")):
+        if _is_skipped(path.name):
             continue
         if path.is_dir():
             yield from _walk(path)
