@@ -89,7 +89,7 @@ _RULES = {
 def _filters(options: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
     """The filter options in force, and how many items are left by those that apply to every user."""
     rules = {flag: options.get(name) for name, flag in _RULES.items() if options.get(name)}
-    lines = [f"{flag} {', '.join(rule) if isinstance(rule, list) else rule}" for flag, rule in rules.items()]
+    lines = [f"{flag} {', '.join(map(str, rule)) if isinstance(rule, list) else rule}" for flag, rule in rules.items()]
     left = manifest.get("filters") or {}
     if "allowed" in left:
         lines.append(f"{show(left['allowed'])} of {show(left['items'])} items are left")

@@ -117,22 +117,28 @@ def misfit(value: Any, shape: Any, place: str = "") -> str | None:
     """Where parsed JSON is not of a shape: the place of the first value that is missing or of another type.
 
     Args:
-        shape: a type; None for null; a list with the shape of every entry; a dictionary with the shapes of keys that
-            must be there, or under ``str`` that of every key's value; a tuple of shapes any of which will do.
+        shape: a type; None for null; a tuple of shapes any of which will do; a list with the shape of every entry; or a
+            dictionary with the shapes of keys, which may be missing where the name ends in ``?``, and under ``str`` the
+            shape of every key's value.
         place: of the value itself, such as ``level_reports[0]``.
     """
-    inner: list[tuple[Any, Any, str]]
-    if isinstance(shape, dict) and isinstance(value, dict):
-        named = dict.fromkeys(value, shape[str]) if str in shape else shape
-        inner = [(value.get(key, ...), kind, f"{place}.{key}" if place else key) for key, kind in named.items()]
-    elif isinstance(shape, list) and isinstance(value, list):
-        inner = [(entry, shape[0], f"{place}[{number}]") for number, entry in enumerate(value)]
-    elif isinstance(shape, tuple):
+    if isinstance(shape, tuple):
         return place if all(misfit(value, one, place) is not None for one in shape) else None
-    elif shape is None or isinstance(shape, dict | list):
+    if isinstance(shape, list) and isinstance(value, list):
+        inner = [(entry, shape[0], f"{place}[{number}]") for number, entry in enumerate(value)]
+    elif isinstance(shape, dict) and isinstance(value, dict):
+        dot = f"{place}." if place else ""
+        needed = [key for key in shape if key is not str and not key.endswith("?")]
+        if missing := [key for key in needed if key not in value]:
+            return f"{dot}{missing[0]}"
+        every = shape.get(str, object)
+        kinds = {key: shape.get(key, shape.get(f"{key}?", every)) for key in value}
+        inner = [(value[key], kind, f"{dot}{key}") for key, kind in kinds.items()]
+    elif shape is None or isinstance(shape, list | dict):
         return None if value is shape else place
     else:  # true and false are no numbers
-        return None if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)) else place
+        fits = isinstance(value, shape) and (shape in (bool, object) or not isinstance(value, bool))
+        return None if fits else place
     return next((wrong for part in inner if (wrong := misfit(*part)) is not None), None)
 
 

@@ -20,6 +20,7 @@ from xgr_cli.commands.inspect import inspect
 from xgr_cli.output import Output
 from xgr_engine.checkpoint.model_dir import fingerprint_of
 from xgr_engine.errors import InputError
+from xgr_engine.metrics.recs import open_recommendations
 
 RETYPED: tuple[Any, ...] = (None, "x", [None], {}, {"a": 1}, 1.5, 0)
 Place = tuple[str | int, ...]
@@ -107,3 +108,45 @@ def test_a_model(cli: RunCli, made: Path) -> None:
         ended = cli("inspect", "model")
         assert ended.code == 2 and "xgr.json" in ended.err and "xgr convert" in ended.err
         assert f'"{key}.path" is missing' in ended.err or '"vocab_checked" is missing' in ended.err
+
+
+def test_a_manifest(cli: RunCli, made: Path) -> None:
+    """What inspect refuses, eval refuses as well."""
+    recs, file = Path("recs"), Path("recs/_xgr/manifest.json")
+    again = ("recommend", "--in", str(made / "users.parquet"), "--model", str(made / "model"), "--out", "recs", "-q")
+    again = (*again, "--vocab", str(made / "vocab"), "--device", "cpu", "--beam", "8", "--top-k", "3")
+    again = (*again, "--max-rejects", "1", "--shard-rows", "1")
+    assert cli(*again).code == 0
+    whole = json.loads(file.read_text())
+    wrong = 0
+    for place in places(whole):
+        for edited in edits(whole, place):
+            if refused(recs, file, edited):
+                wrong += 1
+                if place == ("kind",):
+                    continue  # then it is another program's, which is nothing to eval
+                with pytest.raises(InputError, match=r"manifest\.json"):
+                    open_recommendations(recs, None)
+            else:
+                open_recommendations(recs, None)
+    assert wrong > 200
+
+
+def test_a_run_goes_on_after_a_manifest_that_was_edited(cli: RunCli, made: Path) -> None:
+    """One that lacks what it can do without, or is refused: then --fresh begins anew."""
+    file = Path("recs/_xgr/manifest.json")
+    again = ("recommend", "--in", str(made / "users.parquet"), "--model", str(made / "model"), "--out", "recs", "-q")
+    again = (*again, "--vocab", str(made / "vocab"), "--device", "cpu", "--beam", "8", "--top-k", "3")
+    assert cli(*again, "--max-rejects", "0").code == 3
+    whole = json.loads(file.read_text())
+    without = ("attempts", "events", "parts", "memory", "counts", "audit", "batches", "engine", "filters", "finished")
+    file.write_text(json.dumps({key: value for key, value in whole.items() if key not in without}))
+    assert cli(*again, "--max-rejects", "1").code == 0
+    file.write_text(json.dumps({**whole, "attempts": [{}]}))
+    ended = cli(*again, "--max-rejects", "1")
+    assert ended.code == 2 and "manifest.json is damaged" in ended.err and "--fresh" in ended.err
+    assert '"attempts[0].state" is missing' in ended.err
+    file.write_text(json.dumps({**whole, "fingerprint_fields": {**whole["fingerprint_fields"], "inputs": [[]]}}))
+    ended = cli(*again, "--max-rejects", "1")
+    assert ended.code == 2 and '"fingerprint" is not that of "fingerprint_fields"' in ended.err
+    assert cli(*again, "--max-rejects", "1", "--fresh").code == 0

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from xgr_engine.catalog.build import BuildOptions, build_vocabulary
 from xgr_engine.catalog.readers import ReadOptions
 from xgr_engine.catalog.vocabulary import load_vocabulary
+from xgr_engine.job.manifest import fingerprint
 from xgr_engine.metrics.evaluate import EvalOptions, EvalReport, evaluate
 
 # Items 10 and 11 share a SID; 30 has a SID of another length.
@@ -74,15 +75,28 @@ def write_output(
         "kind": "recommendations",
         "schema_version": 1,
         "state": "done",
+        "run_id": "0",
+        "started": "2026-11-30T02:00:00+00:00",
+        "fingerprint": fingerprint({}),
+        "fingerprint_fields": {},
+        "environment": {"versions": {}},
+        "durations": {},
+        "model": {"path": "gone", "fingerprint": "0"},
         "rows": table.num_rows if rows is None else rows,
         "shards": parts,
-        "options": {f"histories.{name}": {"value": value, "origin": "caller"} for name, value in histories.items()},
+        "shards_finished": parts,
+        "options": {
+            **{f"search.{name}": {"value": None} for name in ("beam", "top_k", "score_over", "collisions")},
+            "histories.exclude_seen": {"value": False},
+            **{f"histories.{name}": {"value": value, "origin": "caller"} for name, value in histories.items()},
+        },
         "vocab": {
             "path": str(vocab) if vocab else "gone",
             "content_hash": load_vocabulary(vocab).content_hash if vocab else "sha256:0",
         },
         "inputs": [
-            {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in inputs
+            {"path": str(path), "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for path in inputs
         ],
     }
     (recs / "_xgr" / "manifest.json").write_text(json.dumps(manifest))

@@ -366,7 +366,8 @@ def _show_run(out: Output, report: JobReport) -> None:
         "rejected": counts["rejects"],
         "unknown ids": counts.get("unknown_items", 0),
         "seen items": "excluded" if record["options"]["histories.exclude_seen"]["value"] else "allowed",
-        "device": f"{engine['device']} ({engine['device_name']}), {engine['dtype']}, {engine['implementation']}",
+        "device": engine
+        and f"{engine['device']} ({engine['device_name']}), {engine['dtype']}, {engine['implementation']}",
         "seconds": f"{record['durations']['total']:,.1f} in all, {seconds:,.1f} computing",
     }
     out.fields(shown)

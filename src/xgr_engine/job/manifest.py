@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xgr_engine.errors import InputError
-from xgr_engine.files import parse_json
+from xgr_engine.files import misfit, parse_json
 from xgr_engine.job.commit import commit_text
 from xgr_engine.job.inputs import Inputs
 from xgr_engine.job.options import RecommendOptions, fingerprinted
@@ -24,6 +24,45 @@ from xgr_engine.system import machine
 
 SCHEMA_VERSION = 1
 KIND = "recommendations"
+
+_NUMBER = (int, float)
+_TEXT = {"value": str}
+# What is read of a manifest later: by a run that resumes, inspect and eval. See xgr_engine.files.misfit.
+_SHAPE: dict[str, Any] = {
+    "state": str,
+    "run_id": str,
+    "started": str,
+    "finished?": str,
+    "error?": str,
+    "options": {
+        str: {"value": object},
+        **{f"histories.{name}": _TEXT for name in ("user_col", "history_col", "history_format")},
+        "histories.list_text": {"value": (None, str)},
+        "histories.exclude_seen": {"value": bool},
+        **{f"search.{name}": {"value": object} for name in ("beam", "top_k", "score_over", "collisions")},
+    },
+    "fingerprint": str,
+    "fingerprint_fields": dict,
+    "earlier_fingerprints?": [str],
+    "model": {"path": str, "fingerprint": str},
+    "vocab": {"path": str, "content_hash": str},
+    "inputs": [{"path": str, "bytes": int, "sha256": str}],
+    "unreadable?": [{"file": int, "group_rows": [int], "group_sha256": [str]}],
+    "rows": int,
+    "shards": int,
+    "shards_finished": int,
+    "parts?": {str: {"bytes": int, "mtime_ns": int}},
+    "counts?": {"rejects": int, "unknown_items?": int, "rejects_by_reason": {str: int}},
+    "filters?": {str: int},
+    "engine?": ({str: ()}, dict.fromkeys(("device", "device_name", "dtype", "implementation"), str)),  # may be empty
+    "audit?": (None, {"line": str, "users": int, "items": int, "short": int}),
+    "environment": {"versions": {str: (None, str)}},
+    "durations": {str: _NUMBER},
+    "batches?": {"count": int, "seconds?": {str: _NUMBER}},
+    "memory?": {str: (None, int)},
+    "events?": [dict],
+    "attempts?": [{"state": str}],
+}
 
 
 def fingerprint_fields(options: RecommendOptions, inputs: Inputs, model: str, vocab: str) -> dict[str, Any]:
@@ -104,7 +143,32 @@ def write_manifest(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest; None if there is none, or one that is not xgr's.
+    """The manifest, or None where there is none of xgr's.
+
+    Raises:
+        InputError: one of a later xgr, or one that was edited; names what is wrong with it.
+    """
+    record = own_record(path)
+    if record is not None and (fault := fault_of(record)):
+        raise InputError(
+            f"{path} is damaged",
+            why=fault,
+            hint="restore a good copy of it, or let xgr recommend write the output again with --fresh",
+        )
+    return record
+
+
+def fault_of(record: Mapping[str, Any]) -> str:
+    """What is wrong with a manifest of xgr's; nothing for one that nobody edited."""
+    if wrong := misfit(record, _SHAPE):
+        return f'"{wrong}" is missing or has the wrong type'
+    if fingerprint(record["fingerprint_fields"]) != record["fingerprint"]:
+        return '"fingerprint" is not that of "fingerprint_fields"'
+    return ""
+
+
+def own_record(path: Path) -> dict[str, Any] | None:
+    """What is in a manifest of xgr's, as it is; None where there is none.
 
     Raises:
         InputError: one of a later xgr.

@@ -27,7 +27,7 @@ from xgr_engine.files import TEMPORARY_PREFIX, sync
 from xgr_engine.job.commit import commit_text
 from xgr_engine.job.inputs import would_find
 from xgr_engine.job.lock import hold
-from xgr_engine.job.manifest import is_damaged, read_manifest
+from xgr_engine.job.manifest import is_damaged, own_record, read_manifest
 from xgr_engine.job.shards import Shard
 
 RUN_ID_KEY = b"xgr.run_id"
@@ -76,6 +76,7 @@ class OutDir:
 
         Raises:
             OutputExistsError: something is here that xgr did not write, or a manifest that cannot be read.
+            InputError: a manifest of a later xgr, or one that was edited.
         """
         if not self.root.exists():
             return None
@@ -149,7 +150,7 @@ class OutDir:
         return sorted(found, key=lambda path: -len(path.parts))
 
     def _foreign(self) -> Iterator[str]:
-        ours = read_manifest(self.manifest) is not None or self._is_ours_without_manifest()
+        ours = own_record(self.manifest) is not None or self._is_ours_without_manifest()
         for path in sorted(self.root.iterdir()):
             if path.is_symlink():
                 yield path.name

@@ -247,7 +247,7 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
             why="figures for some of the users would pass for figures for all of them",
             hint="let xgr recommend finish it first",
         )
-    run = _run_info(path, manifest)
+    run = RunInfo() if manifest is None else RunInfo.of(manifest)
     if not files:
         raise InputError(f"--recs {path} holds no Parquet file", hint="give the directory that recommend wrote")
     try:
@@ -265,21 +265,6 @@ def open_recommendations(path: Path, user_col: str | None) -> Recommendations:
         _check_complete(path, files, layout, manifest)
     wanted = user_col or run.user_col
     return Recommendations(path, files, layout, wanted if wanted in schema.names else None, run)
-
-
-def _run_info(path: Path, manifest: dict[str, Any] | None) -> RunInfo:
-    """What the manifest tells. Raises an InputError if what an evaluation needs was edited away."""
-    if manifest is None:
-        return RunInfo()
-    try:
-        run = RunInfo.of(manifest)
-        counts = (run.rows, manifest["shards"], *(size for size, _ in run.inputs))
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path) from error
-    texts = (run.vocab, run.user_col, run.history_col, run.history_format)
-    if not all(type(count) is int for count in counts) or not all(isinstance(text, str) for text in texts):
-        raise _damaged(path)
-    return run
 
 
 def _damaged(path: Path) -> InputError:
