@@ -1,4 +1,4 @@
-"""A run of ``xgr bench``: its progress on the terminal, and what becomes of its record, also of one that is stopped."""
+"""A run of ``xgr bench``: its progress on the terminal, and what becomes of its record, even if the run is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xgr_engine.progress import ProgressSink
 
 @dataclass
 class BenchRun:
-    """One run: :meth:`measure` it, and where that was stopped, tell the user with :meth:`stopped`."""
+    """One run: :meth:`measure` it, and if that is stopped, tell the user with :meth:`stopped`."""
 
     output: Output
     html: Path | None
@@ -34,15 +34,15 @@ class BenchRun:
     def measure(
         self, wishes: BenchWishes, configured: set[str], device: str, threads: int | None, stop: Stop
     ) -> int | None:
-        """All that was asked for, and the exit code."""
-        # the profiler of torch reports its start and end on stderr
+        """Measure all that was asked for; returns the exit code."""
+        # otherwise torch's profiler reports its start and end on stderr
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         from xgr_engine.bench.choices import choose_options, open_device
         from xgr_engine.bench.places import check_places
         from xgr_engine.bench.run import BenchCaller, run_bench
 
         def note(text: str) -> None:
-            stop.check()  # where a signal's exception was lost, in a destructor say
+            stop.check()  # in case a signal's exception got lost, in a destructor say
             self.output.note(text)
 
         stop.on_forced = self._last_words
@@ -65,7 +65,7 @@ class BenchRun:
         return 1 if self.unwritten or record["state"] == "failed" else None
 
     def stopped(self, stopped: Stopped) -> int:
-        """Show what there is, and say how far it came."""
+        """Show what there is, and say how far the run came."""
         record = self.record
         if record is None:
             self.output.error(f"{stopped}: nothing was measured yet")
@@ -93,9 +93,9 @@ class BenchRun:
             raise OutputWriteError(f"--out {out}: cannot be written", hint="name a file somewhere else")
 
     def _write(self, flag: str, path: Path, record: dict[str, Any], write: Callable[[], object]) -> bool:
-        """Whether it was written. An older file stays until there are figures to replace it with.
+        """Write a file; returns whether it was written. An older file stays until there are figures to replace it.
 
-        A file that cannot be written takes nothing along: what was measured is shown.
+        A file that cannot be written is only a warning: what was measured is shown all the same.
         """
         if flag in self.older and not has_figures(record):
             if record["state"] != "running":
@@ -116,7 +116,7 @@ class BenchRun:
         self.unwritten.add(flag)
 
     def _last_words(self, stopped: Stopped) -> None:
-        """Just before the process is ended by force."""
+        """Called just before the process is ended by force."""
         from xgr_engine.bench.foreign.process import end_all
 
         end_all()
@@ -126,7 +126,7 @@ class BenchRun:
     def _show(self, record: dict[str, Any]) -> None:
         from xgr_engine.bench.report.page import write_page
 
-        if self.output.json_mode:  # else they stand in the result
+        if self.output.json_mode:  # as text, the result holds them
             for text in record["warnings"]:
                 self.output.warn(text)
         self.output.result(record, lambda out: show_bench(out, record))

@@ -1,4 +1,4 @@
-"""How the records of ``xgr bench`` look as text."""
+"""Records of ``xgr bench`` as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xgr_engine.bench.record_entries import MIN_SAMPLES
 from xgr_engine.bench.report.tables import Table, part_tables, row_table
 
 Record = dict[str, Any]
-_WIDEST_TEXT = 40  # longer cells are folded
+_WIDEST_TEXT = 40  # longer cells are wrapped
 _GAP = 3  # between columns
 
 
@@ -38,7 +38,7 @@ def show_bench(out: Output, record: Record) -> None:
 
 
 def _show_table(out: Output, table: Table) -> None:
-    """The title stands apart: within the table it would be folded to the table's width."""
+    """The title is printed separately: as part of the table it would be wrapped to the table's width."""
     from rich.text import Text
 
     out.print(Text(table.title, style="bold"))
@@ -51,8 +51,8 @@ def _show_table(out: Output, table: Table) -> None:
 
 
 def _parts(table: Table, width: int) -> list[list[int]]:
-    """Columns that fit side by side, in as many parts as it takes, each with the first column: on a narrow terminal a
-    table would fold its numbers."""
+    """Column numbers of the parts into which a table is split so that each fits the width, the first column in every
+    part: on a narrow terminal a whole table would wrap its numbers."""
     needed = [
         min(_WIDEST_TEXT, max(len(show(cell)) for cell in (name, *(row[at] for row in table.rows))))
         for at, name in enumerate(table.columns)
@@ -87,11 +87,11 @@ def show_comparison(out: Output, comparison: Record) -> None:
         out.print(f"different machines: {' and '.join(comparison['machines'])}")
     for name in ("only_before", "only_after"):
         if comparison[name]:
-            out.print(f"{name.replace('_', ' ')}: {len(comparison[name])} contenders' rows have no counterpart")
+            out.print(f"{name.replace('_', ' ')}: {len(comparison[name])} row(s) of a contender without a counterpart")
     if any(row["after"] == MISSING for row in comparison["rows"]):
         for text in comparison["left_out"]:
             out.print(f"not run after: {text}")
     if few := len(comparison["not_counted"]):
-        why = f"come of fewer than {MIN_SAMPLES} samples, or of a search cut short by its time limit"
+        why = f"come from fewer than {MIN_SAMPLES} samples, or from a search cut short by its time limit"
         out.print(f"{few} figure(s) got worse, but {why}: not counted")
     out.print(f"{len(comparison['regressions'])} regression(s)")

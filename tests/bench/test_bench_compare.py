@@ -209,7 +209,7 @@ def test_a_figure_of_too_few_samples_is_shown_and_not_counted(
     monkeypatch.setenv("COLUMNS", "200")
     show_comparison(Output(), compared)
     text = capsys.readouterr().out
-    assert "not counted" in text and "2 figure(s) got worse, but come of fewer than 3 samples" in text
+    assert "not counted" in text and "2 figure(s) got worse, but come from fewer than 3 samples" in text
     assert "WORSE" not in text and "0 regression(s)" in text
     enough = compare_records(_of_samples(record, 3), _of_samples(record, 3, 1.2), LIMIT)
     assert [line["figure"] for line in enough["regressions"]] == names and enough["not_counted"] == []
