@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +11,9 @@ import pytest
 import torch
 from bench_support import CPU, tiny_workload
 
+from xgr_engine.bench import machine
 from xgr_engine.bench.cost import decode_work, kv_cache_bytes, prefill_work, rows_a_level
+from xgr_engine.bench.machine import Watch
 from xgr_engine.bench.measure import Estimate, Samples, interleaved, quantile, warm_up
 from xgr_engine.bench.memory import peak_memory
 from xgr_engine.bench.row_record import Measured, row_record
@@ -240,3 +244,13 @@ def test_cache_formula_is_the_engines() -> None:
     held = sum(tensor.nbytes for tensor in (cache.prompt_k, cache.prompt_v, cache.generated_k, cache.generated_v))
     assert kv_cache_bytes(workload, 3) == held
     assert spec.num_layers == 2
+
+
+def test_what_a_process_of_the_run_computes_is_no_load_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine in another process (flashrec, vllm) used to be warned of as other programs."""
+    busy = iter((100.0, 100.5))  # half a second of all cores: that of the process
+    monkeypatch.setattr(machine, "_busy_seconds", lambda: next(busy))
+    with Watch(CPU) as watch:
+        program = "import time\nwhile time.process_time() < 0.6: pass"
+        subprocess.run([sys.executable, "-c", program], check=True)
+    assert watch.facts["other_busy_cores"] == 0.0 and watch.warnings == []

@@ -28,7 +28,18 @@ from xgr_engine.bench.machine import Ceilings
 from xgr_engine.bench.options import BenchOptions
 from xgr_engine.bench.record import exceeded, read_record, write_record
 from xgr_engine.bench.report.page import page
-from xgr_engine.bench.report.svg import WIDTH, Axes, Series, bar_chart, line_chart, log_ticks, number, roofline, ticks
+from xgr_engine.bench.report.svg import (
+    WIDTH,
+    Axes,
+    Series,
+    bar_chart,
+    line_chart,
+    log_ticks,
+    number,
+    roofline,
+    span_chart,
+    ticks,
+)
 from xgr_engine.bench.report.tables import claims_table, constraint_table, online_table, row_table, shape_of
 from xgr_engine.bench.run import Bench, BenchCaller, run_bench
 from xgr_engine.bench.workloads import BenchModel
@@ -282,12 +293,29 @@ def test_names_and_texts_of_bars_fit_in_a_phones_font() -> None:
     assert end >= 9 * len(name) and start + letter * len(text) <= WIDTH
 
 
+def test_names_of_a_timelines_lanes_fit_in_a_phones_font() -> None:
+    """The longest was cut off at its beginning."""
+    svg = span_chart([("head", 0.0, 1.0), ("elementwise", 1.0, 2.0)], "ms", "label")
+    (end,) = _places(svg, r'<text x="([\d.]+)" y="\d+" text-anchor="end">elementwise')
+    assert end >= 9 * len("elementwise")
+
+
 @pytest.mark.parametrize("value", [0.5, 0.9, 0.98, 1.0, 1.02, 3.0])
 def test_the_line_at_one_crosses_no_text(value: float) -> None:
     svg = bar_chart([("a", value, f"{value:.2f} (wrong)"), ("b", 2.0, "2.00")], "label", one=1.0)
     (mark,) = _places(svg, r'class="mark" x1="([\d.]+)"')
     texts = _places(svg, r'<text x="([\d.]+)" y="\d+">')
     assert len(texts) == 2 and min(texts) >= mark + 5
+
+
+def test_an_interval_stands_where_there_are_samples_for_it(record: Record) -> None:
+    """Two samples and what is between them used to stand under 95 %."""
+    row = record["rows"][0]
+    for samples, shown in ((1, "1 sample"), (2, "2 samples"), (3, "4 to 6")):
+        latency = {"p50": {"value": 5.0, "low": 4.0, "high": 6.0}, "p90": None, "p99": None, "samples": samples}
+        row["contenders"][0]["latency_ms"] = latency
+        table = row_table(row)
+        assert table.rows[0][table.columns.index("95 % interval")] == shown
 
 
 # ---- disturbed ceilings ---------------------------------------------------------------------------------------------
@@ -638,5 +666,5 @@ def test_claims_name_figures_and_who_is_better() -> None:
     assert claims["decode attention of a layer"]["better"] == {"paged": 5.0}
     assert claims["throughput with P99 <= 200 ms"]["values"] == {"xgr": 90.0, "paged": "one user takes 300 ms"}
     table = claims_table(list(claims.values()))
-    assert table.columns == ("claim", "where", "paper", "xgr", "paged", "hf")
+    assert table.columns == ("claim", "where", "the paper says", "xgr", "paged", "hf")
     assert table.rows[0][3:] == ["10 GB", "45 GB (4.50)", "out of memory"]

@@ -90,7 +90,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._begin = time.monotonic()
-        self._own = time.process_time()
+        self._own = _own_seconds()
         self._all = _busy_seconds()
         self._samples: list[dict[str, float]] = []
         self._stop = threading.Event()
@@ -118,7 +118,7 @@ class Watch:
         self.facts["load_average"] = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
         if self._all is None or now is None or seconds <= 0:
             return
-        others = max(0.0, (now - self._all - (time.process_time() - self._own)) / seconds)
+        others = max(0.0, (now - self._all - (_own_seconds() - self._own)) / seconds)
         self.facts["other_busy_cores"] = round(others, 2)
         if others > _OTHER_LOAD * cores():
             self.warnings.append(
@@ -185,6 +185,11 @@ def _nvidia_smi(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process and of those that it started and waited for, such as engines of other packages."""
+    return sum(os.times()[:4])
 
 
 def _busy_seconds() -> float | None:

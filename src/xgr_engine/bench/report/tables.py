@@ -8,6 +8,7 @@ from typing import Any
 
 from xgr_engine.bench.claims import OTHERS
 from xgr_engine.bench.record import exceeded
+from xgr_engine.bench.record_entries import MIN_SAMPLES
 
 Record = dict[str, Any]
 WRONG = "WRONG"
@@ -53,8 +54,8 @@ def row_table(row: Record, ceilings: Record | None = None) -> Table:
     """One workload: speed, memory and answers of every contender, and a note if they exceed the ``ceilings``."""
     ran = [one for one in row["contenders"] if one["status"] != "not run"]
     on_gpu = any(one.get("device_peak_bytes") is not None for one in ran)
-    memory = ("GPU memory", "host memory") if on_gpu else ("memory",)
-    columns = ("", "p50 ms", "95 %", "p90", "p99", "users/s", "tokens/s", *memory, "TFLOP/s", "TB/s")
+    memory = ("GPU memory", "extra host memory") if on_gpu else ("extra memory",)
+    columns = ("", "p50 ms", "95 % interval", "p90", "p99", "users/s", "prompt tokens/s", *memory, "TFLOP/s", "TB/s")
     cells = [_contender_cells(one, len(columns), on_gpu=on_gpu) for one in ran]
     title = f"{shape_of(row)}, K {row['top_k']}: {row['dtype']}, {row['catalog']}"
     notes = [*_row_notes(row, ran), *(exceeded(ceilings, [row]) if ceilings else ())]
@@ -66,7 +67,10 @@ def _contender_cells(one: Record, columns: int, *, on_gpu: bool) -> list[object]
         return [one["name"], *[None] * (columns - 1), one["status"], None, None, None]
     latency = one["latency_ms"]
     p50 = latency["p50"]
-    interval = f"{p50['low']:.4g} to {p50['high']:.4g}" if latency["samples"] > 1 else "1 sample"
+    samples = latency["samples"]
+    interval = f"{p50['low']:.4g} to {p50['high']:.4g}"
+    if samples < MIN_SAMPLES:  # what there is between them is no interval of 95 %
+        interval = f"{samples} sample{'s' if samples != 1 else ''}"
     own = bytes_text(one["host_own_bytes"])
     return [
         one["name"],
@@ -146,7 +150,8 @@ def claims_table(claims: Sequence[Record]) -> Table:
                        f"{_figure(values[name], unit)} ({better:.2f})")  # fmt: skip
         rows.append(row)
     notes = ("in parentheses: how many times better xgr is",) if any(claim["better"] for claim in claims) else ()
-    return Table("Beside the paper (arXiv 2512.11529)", ("claim", "where", "paper", "xgr", *others), rows, notes)
+    columns = ("claim", "where", "the paper says", "xgr", *others)  # "paper" is the name of a contender
+    return Table("Beside the paper (arXiv 2512.11529)", columns, rows, notes)
 
 
 def _figure(value: object, unit: str) -> str | None:
