@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench_support import tiny_workload
 
+from xgr_engine.bench import phases
+from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.claims import paper_claims
-from xgr_engine.bench.phases import Span, busy_time, kind_of, merge_spans
+from xgr_engine.bench.phases import Span, busy_time, kind_of, merge_spans, trace_batch
 
 
 def test_busy_time_counts_overlapping_work_once() -> None:
@@ -84,3 +89,22 @@ def test_claims_stand_beside_figures_that_were_measured_and_nothing_else() -> No
         cut["online"][place]["reason"] = "the time limit ended the search"
         *_, throughput = paper_claims(cut)
         assert throughput["values"] == {"xgr": 90.0, "paged": 30.0} and throughput["better"] == {}
+
+
+@pytest.mark.parametrize(("step_s", "most"), [(0.0, 9), (2.0, 4)])
+def test_a_slow_batch_is_looked_into_with_few_runs(monkeypatch: pytest.MonkeyPatch, step_s: float, most: int) -> None:
+    """The timeline is run past the time limit too: with a batch of seconds it took longer than the limit."""
+    runs = []
+    run = Xgr.run
+
+    def counted(*arguments: Any) -> Any:
+        runs.append(arguments)
+        return run(*arguments)
+
+    monkeypatch.setattr(Xgr, "run", counted)
+    clock = itertools.count()
+    monkeypatch.setattr(phases, "time", SimpleNamespace(perf_counter=lambda: next(clock) * step_s))
+    record: dict[str, Any] = {}
+    trace_batch(tiny_workload(), record)
+    assert len(runs) <= most
+    assert record["phases"]["ms"].keys() == {"prefill", "levels", "ranking"}

@@ -34,6 +34,7 @@ _KINDS = (
     ),
 )
 _REPEATS = 5  # of each phase, for its median
+_SLOW_MS = 1000.0  # each phase of a slower batch is timed once: this part may begin when the time limit is over
 _MAX_SPANS = 400  # rectangles of the timeline
 
 
@@ -59,21 +60,24 @@ class Stretch(Protocol):
 def trace_batch(workload: Workload, record: dict[str, Any]) -> None:
     """Look into one batch of the engine: fills ``phases`` and ``timeline`` of a benchmark's record."""
     contender, batch = Xgr(), workload.batch(0)
+
+    def run() -> None:
+        contender.run(batch)
+
     contender.prepare(workload)
-    for _ in range(3):
-        contender.run(batch)
-    start = time.perf_counter()
-    for _ in range(3):
-        contender.run(batch)
-    latency = (time.perf_counter() - start) / 3 * 1e3
+    run()
+    latency = _median_ms(run, 1)
+    repeats = 1 if latency > _SLOW_MS else _REPEATS
+    if repeats > 1:
+        latency = _median_ms(run, repeats)
     shape = {"model": workload.model.name, "context": workload.context, "users": workload.users}
     shape["beam"] = workload.search.beam
-    record["phases"] = {**shape, "latency_ms": latency, "ms": phase_times(contender, workload, latency)}
-    record["timeline"] = {**shape, **timeline(lambda: contender.run(batch), workload.model.device)}
+    record["phases"] = {**shape, "latency_ms": latency, "ms": phase_times(contender, workload, latency, repeats)}
+    record["timeline"] = {**shape, **timeline(run, workload.model.device)}
     contender.release()
 
 
-def phase_times(contender: Xgr, workload: Workload, latency_ms: float) -> dict[str, float]:
+def phase_times(contender: Xgr, workload: Workload, latency_ms: float, repeats: int) -> dict[str, float]:
     """Milliseconds of a batch in the prefill, in all levels after it, and in ranking on the host.
 
     The prefill and the ranking are measured on their own; the levels are what is left of ``latency_ms``.
@@ -96,9 +100,9 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float) -> dict[s
         _synchronize(device)
 
     prefill()
-    prefill_ms = _median_ms(prefill)
+    prefill_ms = _median_ms(prefill, repeats)
     ranking = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         pending = contender.submit(batch)
         _synchronize(device)
         start = time.perf_counter()
@@ -108,9 +112,9 @@ def phase_times(contender: Xgr, workload: Workload, latency_ms: float) -> dict[s
     return {"prefill": prefill_ms, "levels": max(0.0, latency_ms - prefill_ms - rank_ms), "ranking": rank_ms}
 
 
-def _median_ms(call: Callable[[], None]) -> float:
+def _median_ms(call: Callable[[], None], repeats: int) -> float:
     seconds = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)
