@@ -139,7 +139,7 @@ def test_stored_head_that_differs_is_used_and_reported(tmp_path: Path) -> None:
     assert not report.model.spec.tied
     tensors = load_file(report.model.weights_path)
     assert torch.equal(tensors["head.weight"], tensors["embed.weight"] * 2)
-    assert "the stored one is used" in report.warnings[0]
+    assert "a different one, which is used" in report.warnings[0]
 
 
 # ---- what is stored -------------------------------------------------------------------------------------------------
@@ -415,14 +415,13 @@ def test_verify_on_given_prompts(tmp_path: Path) -> None:
 
 def test_verify_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong name map (gate and up exchanged) is found, and the output is not put in place."""
-    import xgr_engine.checkpoint.plan as plan
     from xgr_engine.checkpoint.names import NameMap
     from xgr_engine.errors import XgrError
 
     pairs = dict(HF_DECODER.pairs)
     gate, up = "model.layers.{i}.mlp.gate_proj.weight", "model.layers.{i}.mlp.up_proj.weight"
     pairs[gate], pairs[up] = pairs[up], pairs[gate]
-    monkeypatch.setattr(plan.make_plan, "__defaults__", (NameMap(pairs),))
+    monkeypatch.setattr("xgr_engine.checkpoint.plan.names_of", lambda spec: NameMap(pairs))
     source = make_checkpoint(tmp_path / "source")
     with pytest.raises(XgrError, match="differs from transformers") as caught:
         convert(options(source, verify=True))

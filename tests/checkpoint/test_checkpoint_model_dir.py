@@ -40,8 +40,8 @@ def edit(model: ModelDir, change: Callable[[dict[str, Any]], object], *, sign: b
 @pytest.mark.parametrize(
     ("change", "sign", "said"),
     [
-        (lambda r: r.update(schema_version=2), False, "schema version 2, this xgr reads up to 1"),
-        (lambda r: r.update(schema_version="1"), False, "schema version 1, this xgr"),
+        (lambda r: r.update(schema_version=2), False, "schema version 2, but this xgr reads up to 1"),
+        (lambda r: r.update(schema_version="1"), False, "schema version 1, but this xgr"),
         (lambda r: r.update(kind="vocab"), False, "does not describe a model"),
         (lambda r: r.update(colour="red"), False, "unknown or missing keys: colour"),
         (lambda r: r.pop("prompt"), False, "unknown or missing keys: prompt"),
@@ -69,7 +69,7 @@ def test_missing_and_cut_short_files(model: ModelDir) -> None:
         load_model_dir(model.path)
     (model.path / "t").rename(model.path / "tokenizer.json")
     model.weights_path.write_bytes(model.weights_path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="bytes long, conversion wrote"):
+    with pytest.raises(CheckpointError, match="bytes long, but conversion wrote"):
         load_model_dir(model.path)
     model.weights_path.unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
@@ -80,7 +80,7 @@ def test_missing_and_cut_short_files(model: ModelDir) -> None:
 
 
 def test_not_a_model_directory(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no xgr model directory") as caught:
+    with pytest.raises(CheckpointError, match="is not an xgr model directory") as caught:
         load_model_dir(tmp_path / "nowhere")
     assert "no such directory" in caught.value.why
     source = make_checkpoint(tmp_path / "source")

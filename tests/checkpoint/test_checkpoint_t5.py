@@ -119,10 +119,10 @@ def test_class_name_of_letter() -> None:
         ({"layer_norm_epsilon": 0}, "layer_norm_epsilon must be a positive number"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         ({"scale_decoder_outputs": 1}, "scale_decoder_outputs must be true or false"),
-        ({"decoder_start_token_id": 32}, "decoder_start_token_id must be a token of the model, 0 to 31, is 32"),
+        ({"decoder_start_token_id": 32}, "decoder_start_token_id must be a token of the model, 0 to 31, not 32"),
         ({"decoder_start_token_id": None, "pad_token_id": -1}, "pad_token_id must be a token of the model"),
         ({"relative_attention_num_buckets": 2}, "2 relative_attention_num_buckets"),
-        ({"relative_attention_max_distance": 4}, "relative_attention_max_distance of 4 cannot be"),
+        ({"relative_attention_max_distance": 4}, "relative_attention_max_distance of 4 are impossible"),
         ({"architectures": ["T5EncoderModel"]}, "T5EncoderModel is not supported"),
         ({"architectures": ["UMT5ForConditionalGeneration"]}, "UMT5ForConditionalGeneration is not supported"),
         ({"architectures": None}, "model_type 't5'. is not supported"),
@@ -222,7 +222,7 @@ def test_stored_head_counts_more_than_the_flag(tmp_path: Path) -> None:
     report = converted(make_t5(tmp_path / "source", head=True))
     assert not report.model.spec.tied
     assert report.model.spec.scaled_output  # type: ignore[union-attr]
-    assert "the stored one is used" in report.warnings[0]
+    assert "a different one, which is used" in report.warnings[0]
 
 
 def test_bias_of_cross_attention_in_old_files_is_left_out(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_untrained_embedding_under_another_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": 5}, "architectures must be a list of names, is 5"),
+        ({"architectures": 5}, "architectures must be a list of names, not 5"),
         ({"architectures": "T5ForConditionalGeneration"}, "architectures must be a list of names"),
         ({"architectures": [1, 2]}, "architectures must be a list of names"),
         ({"architectures": [["T5ForConditionalGeneration"]]}, "architectures must be a list of names"),
@@ -428,11 +428,11 @@ def test_untrained_embedding_under_another_name(tmp_path: Path) -> None:
         ({"feed_forward_proj": ["relu"]}, "feed_forward_proj .* is not supported"),
         ({"feed_forward_proj": {}}, "feed_forward_proj .* is not supported"),
         # transformers computes what dense_act_fn and is_gated_act say, not what follows from feed_forward_proj
-        ({"dense_act_fn": "silu"}, "dense_act_fn silu does not go with feed_forward_proj relu, which means relu"),
+        ({"dense_act_fn": "silu"}, "dense_act_fn silu contradicts feed_forward_proj relu, which means relu"),
         ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}, "dense_act_fn gelu .* which means gelu_new"),
         ({"feed_forward_proj": "gated-gelu", "is_gated_act": False}, "is_gated_act False .* which means True"),
-        ({"feed_forward_proj": None, "is_gated_act": True}, "is_gated_act True does not go with"),
-        ({"dense_act_fn": ["relu"]}, "dense_act_fn .* does not go with"),
+        ({"feed_forward_proj": None, "is_gated_act": True}, "is_gated_act True contradicts feed_forward_proj"),
+        ({"dense_act_fn": ["relu"]}, "dense_act_fn .* contradicts feed_forward_proj"),
     ],
 )
 def test_values_of_no_sensible_type_and_contradictions(changes: dict[str, Any], said: str) -> None:

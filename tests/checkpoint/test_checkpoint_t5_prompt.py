@@ -63,7 +63,7 @@ def test_tokenizer_with_added_tokens(tmp_path: Path) -> None:
 def test_presets_of_decoders_are_refused_for_a_t5(tmp_path: Path) -> None:
     source = with_tokenizer(tmp_path / "source")
     for preset in ("lc-rec", "minionerec-eval", "openonerec"):
-        with pytest.raises(UsageError, match=f"--prompt {preset}: is the wording of a decoder") as caught:
+        with pytest.raises(UsageError, match=f"--prompt {preset}: is worded for a decoder") as caught:
             converted(source, token_offsets=None, prompt=preset)
         assert "--prompt tiger" in caught.value.hint
     assert not (tmp_path / "out").exists()
@@ -71,7 +71,7 @@ def test_presets_of_decoders_are_refused_for_a_t5(tmp_path: Path) -> None:
 
 def test_tiger_is_refused_for_a_decoder(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "source")
-    with pytest.raises(UsageError, match="--prompt tiger: is the prompt of an encoder") as caught:
+    with pytest.raises(UsageError, match="--prompt tiger: is made for an encoder") as caught:
         convert(ConvertOptions(source, tmp_path / "out", prompt="tiger"))
     assert "sids-only" in caught.value.hint
 
@@ -124,7 +124,7 @@ def test_end_token_comes_from_the_user_the_tokenizer_and_the_config_in_this_orde
 @pytest.mark.parametrize("named", [None, [1, 2]])
 def test_config_that_names_no_or_two_end_tokens(named: list[int] | None, tmp_path: Path) -> None:
     source = make_t5(tmp_path / "source", eos_token_id=named)
-    with pytest.raises(CheckpointError, match=r"neither tokenizer nor config\.json names one"):
+    with pytest.raises(CheckpointError, match=r"neither the tokenizer nor config\.json names one"):
         converted(source)
     assert converted(source, end_token=1).model.prompt.eos_ids == (1,)
 
@@ -137,10 +137,10 @@ def test_end_tokens_that_cannot_be(tmp_path: Path) -> None:
     source = make_t5(tmp_path / "source")
     with pytest.raises(CheckpointError, match="end token 1 is also the token of code 1, level 1"):
         converted(source, token_offsets=(0, 10, 20))  # the offsets of a model without padding and end token
-    with pytest.raises(UsageError, match="end token 32 is no token of the model, which has 0 to 31"):
+    with pytest.raises(UsageError, match="end token 32 is not a token of the model: it has 0 to 31"):
         converted(source, end_token=32)
     for named in (32, -1):
-        with pytest.raises(UsageError, match=f"end token {named} is no token of the model"):
+        with pytest.raises(UsageError, match=f"end token {named} is not a token of the model"):
             converted(make_t5(tmp_path / f"named {named}", eos_token_id=named))
     with pytest.raises(UsageError, match="--end-token -1"):
         converted(source, end_token=-1)
@@ -221,10 +221,10 @@ def test_codes_beyond_an_offset_are_told_with_the_offsets(tmp_path: Path) -> Non
     options = ConvertOptions(make_t5(tmp_path / "source"), tmp_path / "out", token_offsets=OFFSETS)
     with pytest.raises(InputError, match="level 1: the model has no token for code 10") as caught:
         convert(options, vocabulary)
-    assert "by --token-offsets this level's codes go from 0 to 9" in caught.value.why
+    assert "with these --token-offsets, the level's codes go from 0 to 9" in caught.value.why
     assert "tokenizer" not in caught.value.why and "offsets" in caught.value.hint
     few = ConvertOptions(tmp_path / "source", tmp_path / "out", token_offsets=OFFSETS[:2])
-    with pytest.raises(InputError, match="SIDs of 3 codes, the model has tokens for 2 levels") as caught:
+    with pytest.raises(InputError, match="SIDs of 3 codes, but the model has tokens for 2 levels") as caught:
         convert(few, vocabulary)
     assert "one offset a level in --token-offsets" in caught.value.hint
 
@@ -233,7 +233,7 @@ def test_an_offset_too_many_brings_a_warning(tmp_path: Path) -> None:
     vocabulary = vocabulary_of(tmp_path / "catalog", [1, 2, 3], [2, 2, 3])
     source = make_t5(tmp_path / "source")
     report = convert(ConvertOptions(source, tmp_path / "four", token_offsets=(*OFFSETS, 30)), vocabulary)
-    assert "--token-offsets names 4 levels, the SIDs of the catalog have 3" in report.warnings[0]
+    assert "--token-offsets names 4 levels, but the SIDs of the catalog have 3" in report.warnings[0]
     assert convert(ConvertOptions(source, tmp_path / "three", token_offsets=OFFSETS), vocabulary).warnings == ()
 
 

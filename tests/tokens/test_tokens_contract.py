@@ -1,4 +1,4 @@
-"""The score contract: suffix tokens are proven behind semantic-ID tokens."""
+"""The score contract: suffix tokens are proven after semantic-ID tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_suffix_that_depends_on_the_sid_is_refused(tmp_path: Path) -> None:
     tokenizer = byte_level([f"<a_{code}>" for code in range(3)])
     tokenizer.add_tokens([AddedToken(f"<b_{code}>", rstrip=True, normalized=False) for code in range(3)])
     source = source_of(tokenizer, tmp_path)
-    with pytest.raises(CheckpointError, match="behind semantic-ID tokens"):
+    with pytest.raises(CheckpointError, match="after semantic-ID tokens"):
         make_score_contract(" x", source, table_of(source.tokenizer))
 
 

@@ -223,7 +223,7 @@ def test_ready_prompts(tmp_path: Path) -> None:
         renderer.encode_ready([5, 400])
     with pytest.raises(HistoryError, match="token id -1"):
         renderer.encode_ready([5, -1])
-    with pytest.raises(HistoryError, match="38 tokens long, the model has room for 37"):
+    with pytest.raises(HistoryError, match="38 tokens long, but the model has room for 37"):
         renderer.encode_ready([7] * 38)
 
 
@@ -351,7 +351,7 @@ def test_end_token_in_a_users_template(tmp_path: Path) -> None:
 
 def test_end_token_that_cannot_be() -> None:
     table = offset_token_table((2, 12, 22), 32)
-    with pytest.raises(CheckpointError, match=r"neither tokenizer nor config\.json names one") as caught:
+    with pytest.raises(CheckpointError, match=r"neither the tokenizer nor config\.json names one") as caught:
         make_prompt_spec("tiger", None, table)
     assert "--end-token" in caught.value.hint
     with pytest.raises(CheckpointError, match="end token 15 is also the token of code 3, level 2"):

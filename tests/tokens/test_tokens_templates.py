@@ -100,7 +100,7 @@ def test_when_the_history_can_be_placed_by_id(text: str, one_history: bool, fixe
         ("{{ history", "line 1"),
         ("{{ history }} {{ user }}", "unknown variable user"),
         ("no history", "neither history nor items"),
-        ('{{ history }}{% set joner = ", " %}', "joner is set and never used"),
+        ('{{ history }}{% set joner = ", " %}', "joner is set but never used"),
         ("{{ history }}{% set joiner = 3 %}", "joiner must be a text"),
         ('{{ history }}{% set bos = "yes" %}', "bos must be one of"),
         ('{{ history }}{% set eos = "yes" %}', "eos must be one of none, eos-token"),

@@ -18,9 +18,9 @@ def positive_integer(values: Mapping[str, Any], key: str, path: Path) -> int:
     """
     value = values.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"{path}: {key} must be a positive integer, is {value!r}")
+        raise CheckpointError(f"{path}: {key} must be a positive integer, not {value!r}")
     if value >= 1 << 31:
-        raise CheckpointError(f"{path}: {key} is {value}, and no model is that large")
+        raise CheckpointError(f"{path}: {key} is {value}, but no model is that large")
     return value
 
 
@@ -32,5 +32,5 @@ def positive_number(values: Mapping[str, Any], key: str, path: Path) -> float:
     """
     value = values[key]
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise CheckpointError(f"{path}: {key} must be a positive number, is {value!r}")
+        raise CheckpointError(f"{path}: {key} must be a positive number, not {value!r}")
     return float(value)

@@ -58,7 +58,7 @@ from xgr_engine.tokens.tokenizer_files import (
 
 
 class CheckedVocabulary(SpelledCatalog, Protocol):
-    """The vocabulary whose cover is checked; ``catalog.vocabulary.Vocabulary`` is one."""
+    """What is checked of a vocabulary: that the model has a token for every code. ``Vocabulary`` is one."""
 
     @property
     def path(self) -> Path: ...
@@ -82,16 +82,16 @@ class _Parts:
 def convert(
     options: ConvertOptions, vocabulary: CheckedVocabulary | None = None, progress: ProgressSink | None = None
 ) -> ConvertReport:
-    """Convert, or find that it was done.
+    """Convert a checkpoint, unless the same conversion is already there.
 
     Args:
-        vocabulary: the catalog whose codes must all have a token; None checks no catalog.
+        vocabulary: the catalog whose codes must all have a token; None: no catalog is checked.
 
     Raises:
         CheckpointError: the checkpoint cannot be used as it is; nothing was written.
         InputError: ``vocabulary`` holds a code without a token.
         OutputExistsError: ``options.out`` holds something else and ``fresh`` is off.
-        XgrError: ``verify`` found other logits than transformers'.
+        XgrError: ``verify`` found that the logits differ from those of transformers.
     """
     started = time.monotonic()
     parts = _prepare(options, vocabulary)
@@ -159,13 +159,13 @@ def _spare_levels(options: ConvertOptions, vocabulary: CheckedVocabulary | None)
     if vocabulary is None or len(offsets) <= vocabulary.trie.levels:
         return ()
     return (
-        f"--token-offsets names {len(offsets)} levels, the SIDs of the catalog have {vocabulary.trie.levels}: "
+        f"--token-offsets names {len(offsets)} levels, but the SIDs of the catalog have {vocabulary.trie.levels}: "
         "an offset too many also cuts the codes of the level before it short",
     )
 
 
 def _start_that_is_a_code(spec: AnySpec, table: SidTokenTable) -> tuple[str, ...]:
-    """A warning if a decoder begins with the token of a code: offsets that are one too low look like that."""
+    """A warning if the decoder's start token is also the token of a code: a sign of offsets that are one too low."""
     if not isinstance(spec, EncoderDecoderSpec):
         return ()
     for level, ids in enumerate(table.token_ids):
@@ -173,13 +173,13 @@ def _start_that_is_a_code(spec: AnySpec, table: SidTokenTable) -> tuple[str, ...
             code = table.spell(level, int(table.codes[level][at[0]]))
             return (
                 f"the decoder's start token {spec.start_token} is also the token of {code}, level {level + 1}: "
-                "right only if the model was trained so",
+                "right only if the model was trained that way",
             )
     return ()
 
 
 def _model_class(spec: AnySpec) -> str:
-    """What saves the checkpoint again."""
+    """The class of transformers that loads and saves such a checkpoint; for messages."""
     return "AutoModelForSeq2SeqLM" if isinstance(spec, EncoderDecoderSpec) else "AutoModelForCausalLM"
 
 
@@ -189,9 +189,9 @@ def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, config: H
         named = known_sid_token(tokenizer.tokenizer) if tokenizer is not None else None
         if named is not None:
             raise CheckpointError(
-                f"{options.source}: the tokenizer has semantic-ID tokens such as {named}, and --token-offsets passes "
+                f"{options.source}: the tokenizer has semantic-ID tokens such as {named}, but --token-offsets ignores "
                 "them by",
-                why="which token stands for which code is computed only where no tokenizer tells it",
+                why="tokens are computed from offsets only where no tokenizer says which token stands for which code",
                 hint="leave --token-offsets out",
             )
         special = []
@@ -210,8 +210,8 @@ def _table(options: ConvertOptions, tokenizer: SourceTokenizer | None, config: H
         level = next(at for at, ids in enumerate(table.token_ids) if int(ids.max()) == table.max_token_id)
         text = table.texts[level][int(table.token_ids[level].argmax())]
         raise CheckpointError(
-            f"{options.source}: token {text} has id {table.max_token_id}, the embedding has {spec.vocab_size} rows",
-            why="the tokenizer has more tokens than the model: resize_token_embeddings was not called or not saved",
+            f"{options.source}: token {text} has id {table.max_token_id}, but the embedding has {spec.vocab_size} rows",
+            why="the tokenizer has more tokens than the model: resize_token_embeddings was not called, or not saved",
             hint="use the checkpoint that was saved together with this tokenizer",
         )
     return table
@@ -232,7 +232,7 @@ def _request(options: ConvertOptions, parts: _Parts, hashes: dict[str, str]) -> 
 
 
 def _already_there(options: ConvertOptions, request: str) -> ModelDir | None:
-    """The same conversion at ``out``; None if the place is free, or may be made so."""
+    """The model directory at ``out`` if it is the same conversion; None if ``out`` is free or may be replaced."""
     out = options.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
@@ -275,7 +275,7 @@ def _vocab_record(vocabulary: CheckedVocabulary) -> dict[str, str]:
 
 
 def _note_vocabulary(model: ModelDir, vocab_checked: dict[str, str]) -> ModelDir:
-    """The model is unchanged and was checked against another vocabulary: say so in its ``xgr.json``."""
+    """Note in ``xgr.json`` that the model, itself unchanged, was now checked against this vocabulary."""
     _write_metadata(model.path, {**read_metadata(model.path), "vocab_checked": vocab_checked})
     return load_model_dir(model.path)
 

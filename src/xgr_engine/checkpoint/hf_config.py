@@ -1,4 +1,4 @@
-"""``config.json`` of a Hugging Face checkpoint (transformers 4 or 5) -> a spec, or a refusal that says why."""
+"""``config.json`` of a Hugging Face checkpoint (transformers 4 or 5) -> a spec, or an error that says why not."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class HfConfig:
     """What a config says.
 
     Attributes:
-        spec: its ``tied`` is the config's flag alone; whether the head is stored is for the tensors to tell.
-        dtype: the dtype it names, None if none.
-        eos_token_id: the end token it names; None if none or several.
+        spec: sizes and switches. ``tied`` is the config's flag; only the tensors tell whether a head is stored.
+        dtype: the dtype that it names, None if it names none.
+        eos_token_id: the end token that it names; None if it names none or several.
     """
 
     spec: AnySpec
@@ -80,12 +80,12 @@ def _decoder_spec(config: Mapping[str, Any], family: str, path: Path) -> ModelSp
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads = size("num_key_value_heads") if "num_key_value_heads" in values else heads
     if "head_dim" not in values and hidden % heads:
-        raise CheckpointError(f"{path}: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+        raise CheckpointError(f"{path}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     head_dim = size("head_dim") if "head_dim" in values else hidden // heads
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(
-            f"{path}: {heads} query heads for {kv_heads} key-value heads of size {head_dim} cannot be",
-            why="query heads are a multiple of key-value heads, and rotary embedding needs an even head size",
+            f"{path}: {heads} query heads for {kv_heads} key-value heads of size {head_dim} are impossible",
+            why="there must be a whole number of query heads for each key-value head, and an even head size",
         )
     attention_bias = bool(values.get("attention_bias", False))
     return ModelSpec(
@@ -112,7 +112,7 @@ def _decoder_spec(config: Mapping[str, Any], family: str, path: Path) -> ModelSp
 def _family(config: Mapping[str, Any], path: Path) -> str:
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise CheckpointError(f"{path}: architectures must be a list of names, is {architectures!r}")
+        raise CheckpointError(f"{path}: architectures must be a list of names, not {architectures!r}")
     name = architectures[0] if architectures else f"(none; model_type {config.get('model_type')!r})"
     if len(architectures) == 1 and name in ARCHITECTURES:
         return ARCHITECTURES[name]
@@ -140,7 +140,7 @@ def _refuse_quantised_and_experts(config: Mapping[str, Any], path: Path) -> None
 def _refuse_features(config: Mapping[str, Any], family: str, path: Path) -> None:
     layer_types = config.get("layer_types")
     if layer_types is not None and not isinstance(layer_types, list):
-        raise CheckpointError(f"{path}: layer_types must be a list of names, is {layer_types!r}")
+        raise CheckpointError(f"{path}: layer_types must be a list of names, not {layer_types!r}")
     if _slides(config):
         raise CheckpointError(
             f"{path}: layers of this model attend to a sliding window of {config.get('sliding_window')} tokens",
@@ -150,7 +150,7 @@ def _refuse_features(config: Mapping[str, Any], family: str, path: Path) -> None
     if activation != "silu":
         raise CheckpointError(f"{path}: hidden_act {activation} is not supported", why="xgr computes silu (SwiGLU)")
     if family == "qwen2" and config.get("attention_bias") is False:
-        raise CheckpointError(f"{path}: attention_bias false", why="Qwen2 has biases on q, k and v by definition")
+        raise CheckpointError(f"{path}: attention_bias is false", why="Qwen2 has biases on q, k and v by definition")
 
 
 def _slides(config: Mapping[str, Any]) -> bool:
@@ -175,7 +175,7 @@ def _rope(values: Mapping[str, Any], path: Path) -> RopeSpec:
     old, new = values.get("rope_scaling") or {}, values.get("rope_parameters") or {}
     for name, entry in (("rope_scaling", old), ("rope_parameters", new)):
         if not isinstance(entry, Mapping):
-            raise CheckpointError(f"{path}: {name} must be an object, is {entry!r}")
+            raise CheckpointError(f"{path}: {name} must be an object, not {entry!r}")
     kind = _rope_kind(new or old)
     if old and new and _rope_kind(old) != kind:
         # transformers 5 would obey rope_scaling, other readers of the file rope_parameters.

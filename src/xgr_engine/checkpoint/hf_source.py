@@ -23,7 +23,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.distcp")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is and what it is like: ``dtype`` as safetensors spells it, ``BF16``."""
+    """The file that holds a tensor, its shape, and its dtype as safetensors spells it, such as ``BF16``."""
 
     shard: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ def read_config(source: Path) -> dict[str, Any]:
     """``config.json`` of a checkpoint directory.
 
     Raises:
-        CheckpointError: no directory, an adapter without its base model, or no readable config.
+        CheckpointError: the directory or its config is missing or unreadable, or it holds an adapter alone.
     """
     if not source.is_dir():
         raise CheckpointError(
@@ -66,21 +66,21 @@ class WeightFiles:
 
     Attributes:
         shards: their names, in order.
-        weight_map: tensor -> shard as the index says; None without an index.
+        weight_map: tensor -> shard, from the index; None without an index.
     """
 
     shards: tuple[str, ...]
     weight_map: Mapping[str, str] | None
 
 
-def find_weights(source: Path, model_class: str = "AutoModelForCausalLM") -> WeightFiles:
+def find_weights(source: Path, model_class: str) -> WeightFiles:
     """The shards of an index if all of them exist, else the single file (a stale index may lie beside it).
 
     Args:
-        model_class: of transformers, which loads and saves the checkpoint; for messages.
+        model_class: the class of transformers that loads and saves such a checkpoint; for messages.
 
     Raises:
-        CheckpointError: neither; the message lists what is missing.
+        CheckpointError: there is neither; the message lists what is missing.
     """
     index_path, single = source / INDEX_FILE, source / SINGLE_FILE
     if index_path.is_file():
@@ -107,16 +107,14 @@ def find_weights(source: Path, model_class: str = "AutoModelForCausalLM") -> Wei
     if pickled:
         raise CheckpointError(
             f"{source}: the weights are pickled ({', '.join(pickled[:3])})",
-            why="reading a pickle runs code that it holds; xgr reads safetensors",
+            why="reading a pickle runs code that it contains; xgr reads safetensors only",
             hint=f'save it again with transformers: {model_class}.from_pretrained("{source}").save_pretrained(...)',
         )
     raise CheckpointError(f"{source}: has no weights", why=f"looked for {INDEX_FILE} and {SINGLE_FILE}")
 
 
 class Shards:
-    """The tensors of a checkpoint. Every shard is opened once, read once, and let go.
-
-    Use as a context manager.
+    """The tensors of a checkpoint, as a context manager. Every shard is opened once, read once, and closed.
 
     Attributes:
         tensors: name -> :class:`TensorInfo`, of all shards.
@@ -133,8 +131,8 @@ class Shards:
         """Open all shards (their bytes are not read yet) and check them against the index.
 
         Raises:
-            CheckpointError: a shard that is no safetensors file, a tensor in two shards, or one that the index places
-                in a shard that lacks it.
+            CheckpointError: a shard is not a safetensors file, a tensor is in two shards, or the index places one in a
+                shard that lacks it.
         """
         try:
             for shard in self._files.shards:
@@ -150,12 +148,12 @@ class Shards:
             self._close_shard(shard)
 
     def read(self, name: str) -> Tensor:
-        """One tensor. Its shard must not have been passed by :meth:`stream` yet."""
+        """One tensor. :meth:`stream` must not have gone past its shard."""
         tensor: Tensor = self._open[self.tensors[name].shard].get_tensor(name)
         return tensor
 
     def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, shard after shard; a shard is let go when its last tensor was taken."""
+        """All tensors, shard after shard; a shard is closed after its last tensor."""
         for shard in self._files.shards:
             for name in sorted(name for name, info in self.tensors.items() if info.shard == shard):
                 yield name, self.read(name)
@@ -176,9 +174,9 @@ class Shards:
                 self.tensors[name] = TensorInfo(shard, tuple(view.get_shape()), str(view.get_dtype()))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"{self._source / shard}: is no complete safetensors file",
+                f"{self._source / shard}: is not a complete safetensors file",
                 why=str(error),
-                hint="copy the file again; its size tells whether it was cut short",
+                hint="copy the file again; compare the sizes to see whether it was cut short",
             ) from error
 
     def _close_shard(self, shard: str) -> None:

@@ -75,9 +75,9 @@ def _gated(values: Mapping[str, Any], path: Path) -> bool:
     for key, implied in (("dense_act_fn", _ACTIVATION[feed_forward]), ("is_gated_act", _GATED[feed_forward])):
         if (said := values.get(key, implied)) != implied:
             raise CheckpointError(
-                f"{path}: {key} {said} does not go with feed_forward_proj {feed_forward}, which means {implied}",
+                f"{path}: {key} {said} contradicts feed_forward_proj {feed_forward}, which means {implied}",
                 why="transformers would compute the one, other readers of the file the other",
-                hint=f"remove {key}, or mend feed_forward_proj, whichever the model was not trained with",
+                hint=f"remove {key}, or correct feed_forward_proj, so that they say what the model was trained with",
             )
     return _GATED[feed_forward]
 
@@ -85,7 +85,7 @@ def _gated(values: Mapping[str, Any], path: Path) -> bool:
 def _flag(values: Mapping[str, Any], key: str, default: bool, path: Path) -> bool:
     value = values.get(key, default)
     if not isinstance(value, bool):
-        raise CheckpointError(f"{path}: {key} must be true or false, is {value!r}")
+        raise CheckpointError(f"{path}: {key} must be true or false, not {value!r}")
     return value
 
 
@@ -95,7 +95,7 @@ def _start_token(values: Mapping[str, Any], vocab_size: int, path: Path) -> int:
     token = values[key]
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
         raise CheckpointError(
-            f"{path}: {key} must be a token of the model, 0 to {vocab_size - 1}, is {token!r}",
+            f"{path}: {key} must be a token of the model, 0 to {vocab_size - 1}, not {token!r}",
             why="the decoder reads it before the first code",
         )
     return token
@@ -106,6 +106,6 @@ def _check_buckets(buckets: int, max_distance: int, path: Path) -> None:
     if buckets < 4 or max_distance <= buckets // 2:
         raise CheckpointError(
             f"{path}: {buckets} relative_attention_num_buckets up to a relative_attention_max_distance of "
-            f"{max_distance} cannot be",
-            why="there must be 4 or more, and the distance must be greater than half their number",
+            f"{max_distance} are impossible",
+            why="there must be at least 4 buckets, and the distance must be greater than half their number",
         )

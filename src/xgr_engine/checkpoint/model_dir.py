@@ -67,7 +67,10 @@ class ModelDir:
 
     Attributes:
         path: the directory.
-        spec, table, prompt, contract: what the model is and how it is used.
+        spec: sizes and switches.
+        table: its semantic-ID tokens.
+        prompt: how it wants its prompt.
+        contract: what else belongs to a score.
         fingerprint: changes with everything that changes results.
         weights_path: its ``model.safetensors``.
         tokenizer_path: its ``tokenizer.json``; None for a model whose tokens are plain numbers.
@@ -91,7 +94,7 @@ class ModelDir:
     checksums: Mapping[str, Mapping[str, str]]
 
     def renderer(self) -> PromptRenderer:
-        """Histories -> prompts for this model, with room left for the SID and the score suffix."""
+        """Renders histories as prompts for this model, with room left for the SID and the score suffix."""
         return PromptRenderer(
             self.prompt,
             self.tokenizer_path,
@@ -105,7 +108,7 @@ class ModelDir:
         """Read all weights and tokenizer files and compare them with the checksums of conversion.
 
         Raises:
-            CheckpointError: some bytes are not those that were written; names the tensors or files.
+            CheckpointError: some bytes are not those that were written; the message names the tensors or files.
         """
         wrong = verify_checksums(self.weights_path, self.checksums["tensors"])
         wrong += [
@@ -121,10 +124,10 @@ class ModelDir:
 
 
 def load_model_dir(path: str | Path) -> ModelDir:
-    """Open a model directory. Reads ``xgr.json`` and sizes; :meth:`ModelDir.verify_weights` reads the weights.
+    """Open a model directory. Reads ``xgr.json`` and file sizes; :meth:`ModelDir.verify_weights` reads the weights.
 
     Raises:
-        CheckpointError: no model directory, one of a newer xgr, a missing, cut short or edited file.
+        CheckpointError: it is not a model directory, or one of a newer xgr, or a file is missing, cut short or edited.
     """
     path = Path(path)
     record = read_metadata(path)
@@ -132,7 +135,7 @@ def load_model_dir(path: str | Path) -> ModelDir:
         model = _parse(path, record)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path / METADATA_FILE}: is no valid description of a model", why=str(error) or repr(error), hint=_AGAIN
+            f"{path / METADATA_FILE}: is not a valid description of a model", why=str(error) or repr(error), hint=_AGAIN
         ) from error
     for file in (model.weights_path, *(path / name for name in model.checksums["tokenizer"])):
         if not file.is_file():
@@ -140,7 +143,7 @@ def load_model_dir(path: str | Path) -> ModelDir:
     size = model.weights_path.stat().st_size
     if size != record["weights"]["size"]:
         raise CheckpointError(
-            f"{model.weights_path}: is {size:,} bytes long, conversion wrote {record['weights']['size']:,}",
+            f"{model.weights_path}: is {size:,} bytes long, but conversion wrote {record['weights']['size']:,}",
             why="the file was cut short or replaced",
             hint=f"copy it again, or {_AFRESH}",
         )
@@ -148,7 +151,7 @@ def load_model_dir(path: str | Path) -> ModelDir:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """``xgr.json`` with its outer shape and schema version checked.
+    """The content of ``xgr.json``, with its keys and schema version checked.
 
     Raises:
         CheckpointError: see :func:`load_model_dir`.
@@ -157,7 +160,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if not file.is_file():
         foreign = " (a Hugging Face checkpoint?)" if (path / "config.json").is_file() else ""
         raise CheckpointError(
-            f"{path}: is no xgr model directory{foreign}",
+            f"{path}: is not an xgr model directory{foreign}",
             why=f"there is no {METADATA_FILE} in it" if path.is_dir() else "there is no such directory",
             hint="make one with `xgr convert CHECKPOINT --vocab VOCAB --out MODEL`",
         )
@@ -170,7 +173,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     version = record.get("schema_version")
     if not isinstance(version, int) or version < 1 or version > SCHEMA_VERSION:
         raise CheckpointError(
-            f"{file}: has schema version {version}, this xgr reads up to {SCHEMA_VERSION}",
+            f"{file}: has schema version {version}, but this xgr reads up to {SCHEMA_VERSION}",
             why=f"it was written by xgr {record.get('xgr_version', '?')}",
             hint="update xgr, or convert the checkpoint with this version",
         )
@@ -180,7 +183,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def fingerprint_of(record: Mapping[str, Any]) -> str:
-    """The fingerprint that belongs to the content of ``xgr.json``."""
+    """The fingerprint of the content of ``xgr.json``."""
     return canonical_hash({key: record[key] for key in _FINGERPRINTED})
 
 

@@ -14,10 +14,10 @@ class NameMap:
     """Foreign names <-> xgr names, declared once; ``{i}`` stands for a layer's number on both sides.
 
     Attributes:
-        pairs: foreign name -> xgr name. A name with a number in it counts before the one with ``{i}`` there.
-        ignored: foreign names that are known and hold nothing of their own (tables that are computed).
-        copies: further foreign names of a tensor -> its name in ``pairs``. A file may hold any one of them, or several
-            that are equal.
+        pairs: foreign name -> xgr name. A name that spells out a number takes precedence over one with ``{i}``.
+        ignored: foreign names that are known and hold no weights (tables that are computed).
+        copies: other foreign names of a tensor -> its name in ``pairs``. A file may hold any one of them, or several
+            with equal contents.
     """
 
     pairs: Mapping[str, str]

@@ -22,7 +22,7 @@ class ConvertOptions:
         source: the checkpoint directory.
         out: the model directory to write.
         dtype: of the stored weights; None for the source's.
-        prompt: a preset's name or a template file; None for the history without words, as the architecture reads it.
+        prompt: a preset's name or a template file; None for the history without words, in the architecture's form.
         end_token: id of the end token of prompts that have one; None for the tokenizer's, else that of config.json.
         sid_tokens: spelling of the semantic-ID tokens, ``<a_{}><b_{}><c_{}>``; None to find them.
         token_offsets: one a level, for checkpoints whose tokens are offset + code; None to read the tokenizer.
@@ -70,7 +70,7 @@ class ConvertReport:
     Attributes:
         status: ``written``, or ``unchanged`` when the same conversion is already there.
         model: the directory, opened.
-        warnings: what a person should know.
+        warnings: what the user should know.
         skipped: tensors of the source that were left out (computed tables, stored copies of the embedding).
         parity: the comparison with transformers, if asked for.
         seconds: how long it took.

@@ -13,7 +13,7 @@ from xgr_engine.checkpoint.names import NameMap, names_of
 from xgr_engine.errors import CheckpointError
 from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec
 
-# safetensors' dtype -> ours, where it holds weights that can be stored as they are (float64 is narrowed).
+# safetensors' dtype -> ours, for the dtypes that can be stored (float64 is narrowed).
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8}
 _SHOWN = 5
@@ -30,7 +30,7 @@ class Plan:
         spec: complete, with the dtype to store and whether the head is the embedding.
         ours: foreign tensor name -> xgr name, for every tensor of the model.
         skipped: foreign names that are left out: computed tables, and stored copies of the embedding.
-        warnings: what a person should know.
+        warnings: what the user should know.
     """
 
     spec: AnySpec
@@ -39,17 +39,17 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def make_plan(config: HfConfig, shards: Shards, dtype: str | None, source: Path, names: NameMap | None = None) -> Plan:
-    """Match tensors and config, each to the other.
+def make_plan(config: HfConfig, shards: Shards, dtype: str | None, source: Path) -> Plan:
+    """Match the tensors of a checkpoint to its config.
 
     Args:
         dtype: to store; None for the source's own.
-        names: how the checkpoint names its tensors; None: as transformers does.
+        source: the checkpoint's directory, for messages.
 
     Raises:
-        CheckpointError: tensors missing or unknown, a wrong shape, a type that holds no weights or cannot compute.
+        CheckpointError: a tensor is missing, unknown or of the wrong shape, or has a dtype that cannot be used.
     """
-    names = names or names_of(config.spec)
+    names = names_of(config.spec)
     stand_ins, skipped = _settle_copies(shards, names, source)
     skipped += [name for name in shards.tensors if names.ignores(name)]
     found = {name: names.to_xgr(stand_ins.get(name, name)) for name in shards.tensors if name not in skipped}
@@ -61,12 +61,12 @@ def make_plan(config: HfConfig, shards: Shards, dtype: str | None, source: Path,
     stored = _stored_dtype(ours, shards, source)
     _check_range(spec, stored, dtype, source)
     if config.dtype is not None and config.dtype != stored:
-        warnings.append(f"config.json says {config.dtype}, the weights are {stored}: their type counts")
+        warnings.append(f"config.json says {config.dtype}, but the weights are {stored}, which is what counts")
     return Plan(replace(spec, dtype=dtype or stored), ours, tuple(skipped), tuple(warnings))
 
 
 def _settle_copies(shards: Shards, names: NameMap, source: Path) -> tuple[dict[str, str], list[str]]:
-    """Tensors that a file may hold under several names: which name serves in place of the usual one (further name ->
+    """For tensors that a file may hold under several names: which name stands in for the usual one (its name -> the
     usual name), and which equal copies are left out."""
     stand_ins: dict[str, str] = {}
     skipped: list[str] = []
@@ -91,7 +91,8 @@ def _settle_copies(shards: Shards, names: NameMap, source: Path) -> tuple[dict[s
 def _settle_head(
     spec: AnySpec, shards: Shards, found: dict[str, str | None], names: NameMap, source: Path
 ) -> tuple[AnySpec, list[str], list[str]]:
-    """Whether the output head is the embedding. A stored head counts more than the config's flag."""
+    """Whether the output head is the embedding: the spec, names to leave out, warnings. A stored head overrules the
+    config's flag."""
     head = names.to_foreign(_HEAD) or _HEAD
     if head not in shards.tensors:
         if not spec.tied:
@@ -107,7 +108,7 @@ def _settle_head(
     embed = next((name for name, own in found.items() if own == _EMBED), None)
     if embed is not None and _same(shards, head, embed):
         return spec, [head], []
-    warning = f"config.json ties {head} to the embedding, but the file holds a different one: the stored one is used"
+    warning = f"config.json ties {head} to the embedding, but the file holds a different one, which is used"
     return replace(spec, tied=False), [], [warning]
 
 
@@ -180,7 +181,7 @@ def _stored_dtype(ours: dict[str, str], shards: Shards, source: Path) -> str:
 
 
 def _check_range(spec: AnySpec, stored: str, dtype: str | None, source: Path) -> None:
-    """T5's activations outgrow float16; what is asked for counts, else what is stored."""
+    """Refuse float16, asked for or else stored, for a T5, whose activations it cannot hold."""
     if not _is_t5(spec) or (dtype or stored) != "float16":
         return
     raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Which prompt a checkpoint gets: decoders read the beginning of a text, encoders a history with an end token."""
+"""Which prompt a checkpoint gets: a decoder continues a text, an encoder reads a history and an end token after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xgr_engine.tokens.prompt import PromptRenderer, PromptSpec, make_prompt_spe
 from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.tokenizer_files import SourceTokenizer
 
-# Where --prompt does not say.
+# Prompts of checkpoints for which --prompt is not given.
 DECODER_PROMPT = "sids-only"
 ENCODER_PROMPT = "tiger"
 _WORDS_OF_DECODERS = ("lc-rec", "minionerec-eval", "openonerec")
@@ -21,10 +21,10 @@ _WORDS_OF_DECODERS = ("lc-rec", "minionerec-eval", "openonerec")
 def choose_prompt(
     options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None, table: SidTokenTable
 ) -> PromptSpec:
-    """The prompt that ``options`` ask for, else the one that fits the architecture.
+    """The prompt that ``options`` ask for, else the default of the architecture.
 
     Args:
-        tokenizer: None where it does not know the semantic-ID tokens.
+        tokenizer: None where there is none, or it does not know the semantic-ID tokens.
 
     Raises:
         UsageError: a preset of the other architecture, an end token that the prompt does not use or the model does
@@ -35,14 +35,14 @@ def choose_prompt(
     choice = options.prompt or (ENCODER_PROMPT if encodes else DECODER_PROMPT)
     if encodes and choice in _WORDS_OF_DECODERS:
         raise UsageError(
-            f"--prompt {choice}: is the wording of a decoder, and this model has an encoder",
+            f"--prompt {choice}: is worded for a decoder, but this model has an encoder",
             why="an encoder reads the history alone; the answer begins in the decoder",
             hint=f"give --prompt {ENCODER_PROMPT}, or a template file with the words that the model was trained with",
         )
     if not encodes and choice == ENCODER_PROMPT:
         raise UsageError(
-            f"--prompt {choice}: is the prompt of an encoder, and this model is a decoder",
-            why="behind the end token a decoder has nothing more to say",
+            f"--prompt {choice}: is made for an encoder, but this model is a decoder",
+            why="after the end token a decoder generates nothing more",
             hint=f"give --prompt {DECODER_PROMPT} for the history without words",
         )
     end_token = chosen_end_token(options, config, tokenizer)
@@ -54,7 +54,7 @@ def choose_prompt(
         )
     if prompt.eos_ids and not 0 <= prompt.eos_ids[0] < config.spec.vocab_size:
         raise UsageError(
-            f"the end token {prompt.eos_ids[0]} is no token of the model, which has 0 to {config.spec.vocab_size - 1}",
+            f"the end token {prompt.eos_ids[0]} is not a token of the model: it has 0 to {config.spec.vocab_size - 1}",
             hint="give the right one with --end-token ID",
         )
     return prompt
@@ -70,33 +70,33 @@ def missing_end(
     if len(ids) and ids[-1] == chosen_end_token(options, config, tokenizer):
         return ()
     return (
-        f"the prompt {renderer.spec.name} does not end with the end token, which T5's tokenizer puts behind every "
-        f"text: right only if the model was trained so (--prompt {ENCODER_PROMPT} has it)",
+        f"the prompt {renderer.spec.name} does not end with the end token, which T5's tokenizer appends to every "
+        f"text: right only if the model was trained that way (--prompt {ENCODER_PROMPT} has it)",
     )
 
 
 def unreadable_words(
     tokenizer: SourceTokenizer | None, table: SidTokenTable, renderer: PromptRenderer
 ) -> tuple[str, ...]:
-    """A warning if the tokenizer makes its unknown token of words of the prompt: the model would not read them.
+    """A warning if the tokenizer turns words of the prompt into its unknown token, so that the model cannot read them.
 
     Args:
-        tokenizer: None where it does not know the semantic-ID tokens.
+        tokenizer: None where there is none, or it does not know the semantic-ID tokens.
     """
     if tokenizer is None or (unknown := _unknown_token(tokenizer)) is None:
         return ()
     sid = tuple(int(codes[0]) for codes in table.codes)
-    ids = renderer.render([[sid, sid]])[0].token_ids  # two items, so that what joins them is seen
+    ids = renderer.render([[sid, sid]])[0].token_ids  # two items, so that what joins them is looked at too
     if not (count := int((ids == unknown).sum())):
         return ()
     return (
         f"the tokenizer does not know all words of the prompt {renderer.spec.name}: of two items' {len(ids)} tokens "
-        f"{count} are {tokenizer.tokenizer.id_to_token(unknown)}; right only if the model was trained so",
+        f"{count} are {tokenizer.tokenizer.id_to_token(unknown)}; right only if the model was trained that way",
     )
 
 
 def _unknown_token(tokenizer: SourceTokenizer) -> int | None:
-    """Most models of tokenizers name its text, Unigram its id, and some have none."""
+    """Id of the unknown token. Most kinds of tokenizer name its text, Unigram names its id, and some have none."""
     model = json.loads(tokenizer.tokenizer.to_str())["model"]
     number: int | None = model.get("unk_id")
     if model.get("unk_token") is not None:
@@ -105,7 +105,7 @@ def _unknown_token(tokenizer: SourceTokenizer) -> int | None:
 
 
 def chosen_end_token(options: ConvertOptions, config: HfConfig, tokenizer: SourceTokenizer | None) -> int | None:
-    """The user's word, else the tokenizer's, else that of config.json."""
+    """The end token that the user gave, else the tokenizer's, else that of config.json."""
     if options.end_token is not None:
         return options.end_token
     named = None if tokenizer is None else tokenizer_end_token(tokenizer)

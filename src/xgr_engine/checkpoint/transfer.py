@@ -19,7 +19,7 @@ from xgr_engine.tokens.table import SidTokenTable
 def transfer_weights(
     path: Path, plan: Plan, shards: Shards, table: SidTokenTable, progress: ProgressSink
 ) -> tuple[dict[str, str], int]:
-    """Every tensor checked, cast and written; returns their checksums and the file's size."""
+    """Check, cast and write every tensor. Returns the checksum of each and the file's size in bytes."""
     dtype = TORCH_DTYPES[plan.spec.dtype]
     writer = StreamingWriter(path, plan.spec.tensor_shapes(), plan.spec.dtype)
     progress.start(len(plan.ours), "tensors")
@@ -45,9 +45,9 @@ def transfer_weights(
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if not _is_finite(tensor):
         raise CheckpointError(
-            f"{name}: holds NaN or infinity",
-            why="a model with such weights computes NaN for everybody",
-            hint="use an earlier checkpoint of the training",
+            f"{name}: contains NaN or infinity",
+            why="a model with such weights computes NaN for every user",
+            hint="use an earlier checkpoint of the training run",
         )
     cast = tensor.to(dtype)
     if cast.dtype != tensor.dtype and not _is_finite(cast):
@@ -59,18 +59,18 @@ def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # The extremes carry NaN along, and unlike torch.isfinite they need no copies of the tensor.
+    # NaN shows in the extremes too, and unlike torch.isfinite they need no copy of the tensor.
     low, high = torch.aminmax(tensor)
     return bool(torch.isfinite(low) and torch.isfinite(high))
 
 
 def _check_trained(embedding: Tensor, table: SidTokenTable) -> None:
-    """Rows that are all equal were never trained: a resize fills new rows with the mean of the old ones."""
+    """Refuse rows that are all equal, since they were never trained: a resize fills new rows with one mean."""
     for level, ids in enumerate(table.token_ids):
         rows = embedding[ids.astype("int64")]
         if len(ids) > 1 and bool((rows == rows[0]).all()):
             raise CheckpointError(
                 f"level {level + 1}: the embeddings of all {len(ids)} semantic-ID tokens are equal",
-                why="the tokens were added, and the model was never trained on them",
+                why="the tokens were added, but the model was never trained on them",
                 hint="convert the checkpoint after training",
             )

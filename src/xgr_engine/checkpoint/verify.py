@@ -1,4 +1,4 @@
-"""Does the converted model compute what transformers computes? Log-probabilities behind prompts, float32 on a CPU."""
+"""Does the converted model compute what transformers does? Log-probabilities after prompts, in float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 IntArray = NDArray[np.int32]
 
-# Two float32 forward passes that add in another order differ by about 1e-5 of a log-probability and a layer.
+# Float32 forward passes that add in different orders differ by about 1e-5 per layer in log-probability.
 TOLERANCE = 1e-3
 _BATCH = 8
 _MADE_LENGTHS = (1, 2, 5, 10)
@@ -45,12 +45,12 @@ class ParityReport:
 
 
 def verify_parity(source: Path, model: ModelDir, prompts_file: Path | None = None) -> ParityReport:
-    """Compare ``model`` with its source as transformers computes it, the source rounded to the stored dtype.
+    """Compare ``model`` with its source, rounded to the stored dtype, as transformers computes it.
 
-    For every prompt, what follows it, and what follows it and one code: that code goes the way of the beams.
+    The next token is compared after every prompt, and after the prompt and one code, which is fed as a beam would be.
 
     Args:
-        prompts_file: see :func:`read_prompts`; None makes some from the model's own tokens.
+        prompts_file: see :func:`read_prompts`; None: :func:`made_prompts`.
 
     Raises:
         BackendUnavailableError: transformers is not installed.
@@ -83,7 +83,7 @@ def read_prompts(path: Path, renderer: PromptRenderer) -> list[IntArray]:
     """Prompts from a text file (one a line) or a ``.json`` file (a list of texts or of lists of token ids).
 
     Raises:
-        InputError: unreadable, empty, or a prompt that the model cannot take.
+        InputError: the file is unreadable or empty, or has a prompt that the model cannot take.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def made_prompts(model: ModelDir) -> list[IntArray]:
 
 
 def _xgr_log_probs(model: ModelDir, prompts: Sequence[IntArray], codes: Sequence[int]) -> list[Tensor]:
-    """[2, V] for each prompt: behind it, and behind it and its code."""
+    """Per prompt [2, V]: after it, and after it and its code."""
     import torch
 
     from xgr_engine.models.loading import load_model
@@ -142,7 +142,7 @@ def _one_row_a_user(batch: PackedPrompts, codes: Sequence[int], slots: int) -> R
 def _transformers_log_probs(
     source: Path, model: ModelDir, prompts: Sequence[IntArray], codes: Sequence[int]
 ) -> list[Tensor]:
-    """As :func:`_xgr_log_probs`, by transformers."""
+    """As :func:`_xgr_log_probs`, computed by transformers."""
     import torch
 
     reference = _reference(source, model)
@@ -159,7 +159,7 @@ def _transformers_log_probs(
 
 
 def _reference(source: Path, model: ModelDir) -> Any:
-    """The source in transformers, in float32, its weights rounded to the stored dtype."""
+    """The source loaded by transformers, in float32, with weights rounded to the stored dtype."""
     import torch
 
     try:
@@ -179,16 +179,16 @@ def _reference(source: Path, model: ModelDir) -> Any:
         raise CheckpointError(
             f"{source}: transformers cannot load the checkpoint",
             why=str(error),
-            hint="mend config.json so that transformers reads it, or leave --verify out",
+            hint="correct config.json so that transformers can read it, or leave --verify out",
         ) from error
     if not model.spec.tied and reference.config.tie_word_embeddings:
-        # The file holds a head of its own beside the flag; transformers drops it, xgr keeps it.
+        # The file holds a head of its own in spite of the flag; transformers drops it, xgr keeps it.
         from xgr_engine.models.loading import load_model
 
         _, head = load_model(model.spec, model.weights_path, "cpu", torch.float32)
         reference.lm_head.weight = torch.nn.Parameter(head, requires_grad=False)
     if isinstance(model.spec, EncoderDecoderSpec):
-        # transformers 4 scales by this flag and does not know scale_decoder_outputs; 5 no longer looks at it here.
+        # transformers 4 scales by this flag and does not know scale_decoder_outputs; 5 ignores the flag here.
         reference.config.tie_word_embeddings = model.spec.scaled_output
     stored = getattr(torch, model.spec.dtype)
     for parameter in reference.parameters():

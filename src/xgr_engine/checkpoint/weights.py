@@ -23,9 +23,9 @@ HEADER = "(header)"  # stands for the file's list of tensors among the checksums
 
 
 class StreamingWriter:
-    """A safetensors file whose tensors arrive in any order. Holds no tensor: each goes to its place at once.
+    """A safetensors file whose tensors arrive in any order, each written to its place at once.
 
-    The package's own writer wants all tensors in memory, a whole model; this one needs one tensor.
+    The writer of the safetensors package needs the whole model in memory; this one needs one tensor at a time.
 
     Attributes:
         checksums: name -> sha256 of the bytes written, for each tensor so far, and for ``HEADER``.
@@ -61,19 +61,20 @@ class StreamingWriter:
         self._file.write(data)
 
     def close(self) -> None:
-        """Flush to disk. The caller has made sure that every tensor was written."""
+        """Flush to disk. The caller makes sure that every tensor was written."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
     def abandon(self) -> None:
+        """Close the file without finishing it."""
         self._file.close()
 
 
 def verify_checksums(path: Path, checksums: Mapping[str, str]) -> list[str]:
     """Names of the tensors of ``path`` whose bytes are not those that were written; empty if all are.
 
-    A header that is not the one that was written is named alone: without it nothing else can be told.
+    If the header has changed, ``HEADER`` is the only name: without it the tensors cannot be found.
 
     Raises:
         CheckpointError: the file cannot be read.

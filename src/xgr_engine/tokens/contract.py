@@ -1,4 +1,4 @@
-"""What belongs to a score beside the semantic ID: the tokens that the model writes after it."""
+"""What belongs to a score besides the semantic ID: the tokens that the model writes after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xgr_engine.tokens.table import SidTokenTable
 from xgr_engine.tokens.tokenizer_files import SourceTokenizer
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\"}
-_PROBED = 16  # tokens of a level behind which the suffix is tried
+_PROBED = 16  # tokens of each level after which the suffix is tried
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ def make_score_contract(suffix: str, source: SourceTokenizer | None, table: SidT
     """The contract for ``--score-suffix``: a text (``\\n`` may be written as backslash and n), or ``eos``.
 
     Raises:
-        UsageError: a suffix for a checkpoint without tokenizer.
-        CheckpointError: ``eos`` where the tokenizer names none, or a text whose ids depend on the SID before it or
-            do not spell it.
+        UsageError: there is a suffix but no tokenizer.
+        CheckpointError: ``eos`` is given but the tokenizer names none, or the text's ids depend on the SID before it
+            or do not spell it.
     """
     if not suffix:
         return ScoreContract()
     if source is None:
         raise UsageError(
-            f"--score-suffix {suffix!r}: the checkpoint has no tokenizer, so there is nothing to read the suffix with"
+            f"--score-suffix {suffix!r}: the checkpoint has no tokenizer, so the suffix cannot be tokenised"
         )
     if suffix == "eos":
         if source.eos_token is None:
@@ -56,9 +56,9 @@ def make_score_contract(suffix: str, source: SourceTokenizer | None, table: SidT
                 hint="give the token itself, such as --score-suffix '<|im_end|>'",
             )
         text = source.eos_token
-        if source.tokenizer.token_to_id(text) is None:  # spelt out of other tokens it is a text, not an end
+        if source.tokenizer.token_to_id(text) is None:  # spelled with other tokens it would be a text, not an end
             raise CheckpointError(
-                f"--score-suffix eos: {source.path} has no token {text}, which is named as eos_token",
+                f"--score-suffix eos: {source.path} has no token {text}, although it is named as eos_token",
                 hint="give the token itself, such as --score-suffix '<|im_end|>'",
             )
     else:
@@ -67,18 +67,18 @@ def make_score_contract(suffix: str, source: SourceTokenizer | None, table: SidT
 
 
 def _suffix_ids(text: str, source: SourceTokenizer, table: SidTokenTable) -> tuple[int, ...]:
-    """Ids of ``text`` as the model wrote it in training: behind a semantic-ID token."""
+    """Ids of ``text`` as the model wrote it in training, after a semantic-ID token."""
     found: set[tuple[int, ...]] = set()
     for level, texts in enumerate(table.texts):
         for token_text, token_id in list(zip(texts, table.token_ids[level].tolist(), strict=False))[:_PROBED]:
             ids = source.tokenizer.encode(token_text + text, add_special_tokens=False).ids
             found.add(tuple(ids[1:]) if ids[:1] == [token_id] else ())
-    # Decoders of SentencePiece kind may put a blank before the first word.
+    # Decoders in the style of SentencePiece may put a blank before the first word.
     decoded = {source.tokenizer.decode(list(ids), skip_special_tokens=False).lstrip(" ") for ids in found}
     if len(found) != 1 or not all(found) or decoded != {text.lstrip(" ")}:
         raise CheckpointError(
-            f"--score-suffix {text!r}: the tokenizer reads it as {sorted(found)} behind semantic-ID tokens",
-            why="a suffix must be the same ids behind every SID, and those ids must spell it",
+            f"--score-suffix {text!r}: the tokenizer reads it as {sorted(found)} after semantic-ID tokens",
+            why="a suffix must have the same ids after every SID, and those ids must spell it",
             hint="use the text that followed the SID in training, such as '\\n' or eos",
         )
     return found.pop()

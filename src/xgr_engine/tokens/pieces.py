@@ -21,7 +21,7 @@ _PROBE_LENGTHS = (1, 2, 3, 7, 33)
 
 @dataclass(frozen=True)
 class Pieces:
-    """Token ids ``head``, then items with ``between`` from one to the next, then ``tail``; ``empty`` without items."""
+    """A prompt is the token ids ``head``, the items with ``between`` them, and ``tail``; without items, ``empty``."""
 
     head: list[int]
     between: list[int]
@@ -42,7 +42,7 @@ class Pieces:
         bos_ids: Sequence[int],
         eos_ids: Sequence[int],
     ) -> Pieces | None:
-        """Tokenise the fixed pieces where they stand, beside a semantic-ID token. None where that cannot be right."""
+        """Tokenise the fixed pieces in place, next to a semantic-ID token. None where they cannot be told apart."""
         if not _tokens_split_text(tokenizer, table):
             return None
 
@@ -71,7 +71,10 @@ class Pieces:
         """The prompt of a history of at least one item, and how many oldest items were dropped to fit.
 
         Args:
-            ids: per level, code -> token id. A code that is missing raises KeyError, a level IndexError.
+            ids: per level, code -> token id.
+
+        Raises:
+            KeyError, IndexError: a code, or a level, is missing from ``ids``.
         """
         between = self.between
         body: list[int] = []
@@ -91,10 +94,10 @@ class Pieces:
     def place_all(
         self, codes: IntArray, offsets: NDArray[np.int64], table: SidTokenTable, max_tokens: int
     ) -> list[tuple[IntArray, int]]:
-        """:meth:`place` for n histories by array operations.
+        """:meth:`place` for n histories at once, by array operations.
 
         Args:
-            codes: [e, L] the SIDs of all histories back to back, -1 behind the end of a SID.
+            codes: [e, L] the SIDs of all histories back to back, -1 after the end of a SID.
             offsets: [n + 1]; history r is ``codes[offsets[r] : offsets[r + 1]]``.
 
         Raises:
@@ -120,7 +123,7 @@ class Pieces:
         placed = []
         for first, stop in pairwise(offsets.tolist()):
             end = int(start[stop]) - len(self.between)
-            # of the items' starts, ascending, the first from which the rest fits
+            # the first item, by start, from which on everything fits
             kept = first + int(np.searchsorted(start[first:stop], end - room))
             if kept == stop:
                 placed.append((empty, stop - first))
@@ -129,7 +132,7 @@ class Pieces:
         return placed
 
     def shared_prefix(self) -> list[int]:
-        """What a prompt with items and one without begin with alike."""
+        """What prompts with items and the one without have in common at the beginning."""
         same = 0
         while same < min(len(self.head), len(self.empty)) and self.head[same] == self.empty[same]:
             same += 1
@@ -142,7 +145,7 @@ def prove_pieces(
     table: SidTokenTable,
     ids: Sequence[Mapping[int, int]],
 ) -> bool:
-    """Whether placing gives what tokenising the whole text gives, for no history and random ones of whole items."""
+    """Whether placing ids gives what tokenising the whole text gives, for an empty history and for random ones."""
     rng = np.random.default_rng(0)
     if tokenise(()) != pieces.empty:
         return False
@@ -157,7 +160,7 @@ def prove_pieces(
 
 
 def _tokens_split_text(tokenizer: Tokenizer, table: SidTokenTable) -> bool:
-    """Whether all semantic-ID tokens are added tokens of one kind, which cut a text wherever they stand."""
+    """Whether all semantic-ID tokens are added tokens with equal settings, which split a text wherever they occur."""
     added = tokenizer.get_added_tokens_decoder()
     kinds = set()
     for level in table.token_ids:

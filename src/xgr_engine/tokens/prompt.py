@@ -1,8 +1,8 @@
-"""History -> the token ids the model reads: rendered from a template, cut to the model's context by whole items.
+"""History -> the token ids that the model reads, rendered from a template and cut to the context by whole items.
 
-Semantic-ID tokens split a text wherever they stand, so most prompts need no tokenizer at run time: the fixed pieces
-are tokenised once, between two such tokens, and the history's ids are put in between. The renderer proves on samples
-that this equals tokenising the whole text, and tokenises the whole text where it does not.
+Semantic-ID tokens split a text wherever they occur, so most prompts need no tokenizer at run time: the fixed pieces are
+tokenised once, next to such tokens, and the history's ids are put between them. The renderer checks on samples that
+this equals tokenising the whole text, and does the latter where it does not.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class PromptSpec:
     """How a model wants its prompt; part of ``xgr.json``.
 
     Attributes:
-        name: preset, or name of the template file.
-        template: the Jinja text, its settings included (see :mod:`xgr_engine.tokens.templates`).
-        bos_ids, eos_ids: token ids in front of and behind every prompt, found by the template's ``bos`` and ``eos``
-            rules at conversion.
+        name: of the preset, or of the template file.
+        template: the Jinja text with its settings (see :mod:`xgr_engine.tokens.templates`).
+        bos_ids, eos_ids: token ids before and after every prompt, found at conversion by the template's ``bos`` and
+            ``eos`` rules.
     """
 
     name: str
@@ -44,7 +44,7 @@ class PromptSpec:
     eos_ids: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """``eos_ids`` stands there only if there are any: other models keep the fingerprint that they had without."""
+        """``eos_ids`` is written only if there are any: other models keep the fingerprint that they had without it."""
         value = {"name": self.name, "template": self.template, "bos_ids": list(self.bos_ids)}
         return {**value, "eos_ids": list(self.eos_ids)} if self.eos_ids else value
 
@@ -71,7 +71,7 @@ def make_prompt_spec(
         end_token: the checkpoint's, for templates that ask for it; None: not known.
 
     Raises:
-        UsageError: no such preset or file, a broken template, or words without a tokenizer to read them.
+        UsageError: there is no such preset or file, or the template is broken.
         CheckpointError: a token of the template's ``single_tokens`` is not one id of this tokenizer, or the template
             asks for an end token that is not known or is a semantic-ID token.
     """
@@ -84,14 +84,14 @@ def make_prompt_spec(
         ids = source.tokenizer.encode(token, add_special_tokens=False).ids
         if len(ids) != 1 or source.tokenizer.token_to_id(token) != ids[0]:
             raise CheckpointError(
-                f"prompt {name}: the tokenizer has no token {token}, it would be cut into {len(ids)} pieces",
+                f"prompt {name}: the tokenizer has no token {token}; it would be cut into {len(ids)} pieces",
                 hint="this prompt belongs to another kind of model; choose the one this checkpoint was trained with",
             )
     return PromptSpec(name, text, _bos_ids(template.bos, source, table), eos_ids)
 
 
 def tokenizer_end_token(source: SourceTokenizer) -> int | None:
-    """The id of the end token that the tokenizer's configuration names; None if it names none that there is."""
+    """The id of the end token that the tokenizer's configuration names; None if it names none, or none that exists."""
     known: int | None = None if source.eos_token is None else source.tokenizer.token_to_id(source.eos_token)
     return known
 
@@ -99,7 +99,7 @@ def tokenizer_end_token(source: SourceTokenizer) -> int | None:
 def _end_token(prompt: str, end_token: int | None, table: SidTokenTable) -> int:
     if end_token is None:
         raise CheckpointError(
-            f"prompt {prompt}: ends with the end token, and neither tokenizer nor config.json names one",
+            f"prompt {prompt}: ends with the end token, but neither the tokenizer nor config.json names one",
             hint="give its id: --end-token 1 is what T5 has by default",
         )
     for level, ids in enumerate(table.token_ids):
@@ -118,7 +118,7 @@ def _end_token(prompt: str, end_token: int | None, table: SidTokenTable) -> int:
 
 def _bos_ids(rule: str, source: SourceTokenizer, table: SidTokenTable) -> tuple[int, ...]:
     if rule == "tokenizer":
-        # What the tokenizer puts in front of a text; what it may put behind is not wanted before the answer.
+        # What the tokenizer puts before a text. What it may put after it does not belong before an answer.
         probe = table.texts[0][0] if table.templates else ""
         ids = source.tokenizer.encode(probe, add_special_tokens=True).ids
         plain = source.tokenizer.encode(probe, add_special_tokens=False).ids
@@ -139,16 +139,16 @@ class PromptRenderer:
         spec: the model's prompt.
         tokenizer_file: its ``tokenizer.json``; None for a model whose tokens are plain numbers.
         table: its semantic-ID tokens.
-        max_context: positions the model has.
-        reserve: positions kept for what comes after the prompt; the table's levels if None.
-        vocab_size: rows of the model's embedding; ready prompts with other ids are refused. None: not checked.
+        max_context: positions that the model has.
+        reserve: positions to keep for what comes after the prompt; None: one per level of the table.
+        vocab_size: rows of the model's embedding; complete prompts with other ids are refused. None: not checked.
 
     Attributes:
-        max_tokens: the longest prompt that is rendered.
-        places_ids: whether histories are placed by id (else every prompt is tokenised as a whole).
+        max_tokens: length of the longest prompt that is rendered.
+        places_ids: whether the history's ids are put between fixed pieces; if not, whole prompts are tokenised.
 
     Raises:
-        UsageError: the template needs a tokenizer and there is none, or it alone is longer than the context.
+        UsageError: the template needs a tokenizer and there is none, or it is longer than the context by itself.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class PromptRenderer:
         self._empty = self._tokenise(()) if self._pieces is None else self._pieces.empty
         if len(self._empty) > self.max_tokens:
             raise UsageError(
-                f"prompt {spec.name}: the template alone is {len(self._empty)} tokens long, the model has room for "
+                f"prompt {spec.name}: the template alone is {len(self._empty)} tokens long, but the model has room for "
                 f"{self.max_tokens}"
             )
 
@@ -194,8 +194,12 @@ class PromptRenderer:
         return [self._render_one(history) for history in histories]
 
     def render_codes(self, codes: IntArray, offsets: NDArray[np.int64]) -> list[RenderedPrompt]:
-        """:meth:`render` of n histories given as arrays: ``codes`` [e, L], -1 behind the end of a SID, history r at
-        ``offsets[r] : offsets[r + 1]``. By array operations wherever ids are placed (``places_ids``)."""
+        """:meth:`render` for n histories given as arrays, which is faster where ``places_ids``.
+
+        Args:
+            codes: [e, L] the SIDs of all histories back to back, -1 after the end of a SID.
+            offsets: [n + 1]; history r is ``codes[offsets[r] : offsets[r + 1]]``.
+        """
         if self._pieces is not None:
             try:
                 placed = self._pieces.place_all(codes, offsets, self.table, self.max_tokens)
@@ -206,19 +210,21 @@ class PromptRenderer:
         return self.render([sids[first:stop] for first, stop in pairwise(offsets.tolist())])
 
     def encode_ready(self, prompt: str | Sequence[int]) -> IntArray:
-        """A prompt that is complete already: text (tokenised as one piece, BOS and end token around it if the model
-        wants them), or ids.
+        """Token ids of a prompt that is already complete.
 
-        An empty one stays empty.
+        Args:
+            prompt: ids, or text, which is tokenised as one piece and gets the model's BOS and end tokens unless it has
+                them. An empty prompt stays empty.
 
         Raises:
-            HistoryError: too long for the model, text for a model without tokenizer, or ids it does not have.
+            HistoryError: the prompt is too long, is text for a model without tokenizer, or has an id that the model
+                does not have.
         """
         if len(prompt) == 0:
             return np.empty(0, np.int32)
         if isinstance(prompt, str):
             if self._tokenizer is None:
-                raise HistoryError("the prompt is text, and the model has no tokenizer", hint="give token ids")
+                raise HistoryError("the prompt is text, but the model has no tokenizer", hint="give token ids")
             ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
             bos, eos = list(self.spec.bos_ids), list(self.spec.eos_ids)
             ids = ids if ids[: len(bos)] == bos else bos + ids
@@ -229,7 +235,7 @@ class PromptRenderer:
             bad = next(token for token in ids if token < 0 or token >= (self._vocab_size or token + 1))
             raise HistoryError(f"the prompt holds the token id {bad}, which the model does not have")
         if len(ids) > self.max_tokens:
-            raise HistoryError(f"the prompt is {len(ids)} tokens long, the model has room for {self.max_tokens}")
+            raise HistoryError(f"the prompt is {len(ids)} tokens long, but the model has room for {self.max_tokens}")
         return np.asarray(ids, np.int32)
 
     def knows(self, sid: Sid) -> bool:
@@ -237,7 +243,7 @@ class PromptRenderer:
         return len(sid) <= len(self._ids) and all(code in self._ids[level] for level, code in enumerate(sid))
 
     def shared_prefix(self) -> IntArray:
-        """Token ids that every rendered prompt begins with; ready prompts need not."""
+        """Token ids that every rendered prompt begins with; complete prompts (:meth:`encode_ready`) need not."""
         if self._pieces is not None:
             return np.asarray(self._pieces.shared_prefix(), np.int32)
         fixed = self._template.fixed_head
@@ -262,14 +268,14 @@ class PromptRenderer:
         sid = next(sid for sid in history if not self.knows(sid))
         level = next((at for at, code in enumerate(sid[: self.table.levels]) if code not in self._ids[at]), None)
         if level is None:
-            return HistoryError(f"the SID {sid} has {len(sid)} codes, the model has {self.table.levels} levels")
+            return HistoryError(f"the SID {sid} has {len(sid)} codes, but the model has {self.table.levels} levels")
         return HistoryError(f"level {level + 1}: the model has no token for {self.table.spell(level, sid[level])}")
 
     def _tokenise(self, history: Sequence[Sid]) -> list[int]:
         """Ids of the whole rendered text, part by part."""
         if self._tokenizer is None:
             raise UsageError(
-                f"prompt {self.spec.name}: holds words, and the model has no tokenizer to read them",
+                f"prompt {self.spec.name}: contains words, but the model has no tokenizer to read them",
                 hint="convert it with `--prompt sids-only`, a T5 with `--prompt tiger`",
             )
         ids = list(self.spec.bos_ids)
@@ -278,7 +284,7 @@ class PromptRenderer:
         return [*ids, *self.spec.eos_ids]
 
     def _tokenise_fitting(self, history: Sequence[Sid]) -> tuple[list[int], int]:
-        """:meth:`_tokenise` with the fewest oldest items dropped (lengths grow with the items kept)."""
+        """:meth:`_tokenise` with as few of the oldest items dropped as possible, by bisection."""
         ids = self._tokenise(history)
         if len(ids) <= self.max_tokens:
             return ids, 0
@@ -290,7 +296,7 @@ class PromptRenderer:
         return self._tokenise(history[len(history) - low :]), len(history) - low
 
     def item_text(self, sid: Sid) -> str:
-        """The tokens of ``sid`` as text, ``<a_1><b_2>``; KeyError or IndexError if the model lacks one."""
+        """The tokens of ``sid`` as text, ``<a_1><b_2>``; KeyError or IndexError if the model has no such token."""
         return "".join([self._texts[level][code] for level, code in enumerate(sid)])
 
     def _find_pieces(self) -> Pieces | None:
@@ -299,7 +305,7 @@ class PromptRenderer:
         if self._tokenizer is None:
             parts = self._template.parts_around_history()
             if any(text for part in parts for text in part) or self._template.join(["", ""]):
-                self._tokenise(())  # says what is wrong
+                self._tokenise(())  # raises: there is no tokenizer for the words
             return Pieces.of_plain_ids(self.spec.bos_ids, self.spec.eos_ids)
         pieces = Pieces.of_template(self._template, self._tokenizer, self.table, self.spec.bos_ids, self.spec.eos_ids)
         if pieces is None or not prove_pieces(pieces, self._tokenise, self.table, self._ids):

@@ -1,6 +1,6 @@
 """Find the semantic-ID tokens of a checkpoint: in its tokenizer, or by offsets where it has none.
 
-Spellings that are found without help: ``<a_12>`` (letter = level), ``<s_a_12>``, and ``<C0_12>`` (number = level).
+Spellings that are recognised: ``<a_12>`` and ``<s_a_12>`` (the letter is the level), ``<C0_12>`` (the number is).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _OWN_SPELLING = "name the tokens with --sid-tokens, such as '<a_{}><b_{}><c_{}>'
 
 
 def sid_token_table(tokenizer: Tokenizer, template: str | None = None) -> SidTokenTable:
-    """Every semantic-ID token that ``tokenizer`` has, whatever the catalog of today uses.
+    """Every semantic-ID token that ``tokenizer`` has, whether or not the current catalog uses it.
 
     Args:
-        template: one spelling a level, ``<a_{}><b_{}><c_{}>``; None: the known spellings are tried.
+        template: one spelling per level, ``<a_{}><b_{}><c_{}>``; None: the known spellings are tried.
 
     Raises:
-        CheckpointError: no such tokens, two spellings at once, a level missing between two others, or a token that
-            the tokenizer does not encode as exactly its one id.
+        CheckpointError: there are no such tokens, or tokens of two spellings, or a level is missing between others, or
+            the tokenizer encodes a token as something other than its id.
         UsageError: ``template`` cannot be split into levels.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
@@ -69,16 +69,16 @@ def known_sid_token(tokenizer: Tokenizer) -> str | None:
 def offset_token_table(offsets: Sequence[int], vocab_size: int, special: Sequence[int] = ()) -> SidTokenTable:
     """Tokens of a checkpoint without tokenizer: ``token = offset + code``.
 
-    A level's codes reach up to the next higher offset, the last one's up to the first special token behind its offset
-    or the end of the model's vocabulary, so that the table says what the model has and not what the catalog of today
+    A level's codes reach up to the next higher offset; those of the last level up to the first special token after its
+    offset, or the end of the model's vocabulary. So the table says what the model has, and not what the current catalog
     uses.
 
     Args:
-        special: ids that are no codes, such as the end token. Only those behind the highest offset count: in front of
-            it one would leave a hole in a level, which says that offsets or token are wrong.
+        special: ids that are not codes, such as the end token. Only those after the highest offset count: one before it
+            would leave a hole in a level, a sign that the offsets or the token are wrong.
 
     Raises:
-        UsageError: no offset, a negative one, or one outside the model's vocabulary.
+        UsageError: there is no offset, or one outside the model's vocabulary.
     """
     if not offsets:
         raise UsageError("--token-offsets: give one offset a level, such as 2,258,514,770")
@@ -96,16 +96,16 @@ def offset_token_table(offsets: Sequence[int], vocab_size: int, special: Sequenc
 
 
 def check_level_offsets(offsets: Sequence[int], trie: ItemTrie | None) -> None:
-    """Refuses levels with one offset, where a token would stand for a code of either level.
+    """Refuses two levels with the same offset, unless the catalog shows that they share no code.
 
-    That is right only for a catalog whose codes differ from level to level (0 to 255, 256 to 511, ...): then one offset
-    serves all, and no code of a level is a code of another.
+    A token would stand for a code of either level. That is right only where every level has codes of its own (0 to 255,
+    256 to 511, ...), so that one offset serves all.
 
     Args:
-        trie: of the catalog; None where it is not known.
+        trie: that of the catalog; None if it is not known.
 
     Raises:
-        UsageError: two levels begin at the same token, and may or do share codes.
+        UsageError: two levels begin at the same token, and share codes or may do so.
     """
     for second, offset in enumerate(offsets):
         first = offsets.index(offset)
@@ -123,23 +123,23 @@ def check_level_offsets(offsets: Sequence[int], trie: ItemTrie | None) -> None:
             f"--token-offsets: levels {first + 1} and {second + 1} both begin at token {offset}{shared or ''}",
             why="one token would stand for a code of either level"
             if shared
-            else "unless no code of one is a code of the other, one token would stand for either",
+            else "unless the levels share no code, one token would stand for a code of either",
             hint="give each level its own offset, such as 2,258,514,770"
-            + ("" if shared else "; if the codes differ from level to level, show the catalog with --vocab"),
+            + ("" if shared else "; if every level has codes of its own, name the catalog with --vocab"),
         )
 
 
 def split_template(template: str) -> tuple[str, ...]:
-    """``<a_{}><b_{}>`` -> (``<a_{}>``, ``<b_{}>``). Levels may also stand apart by commas or blanks.
+    """``<a_{}><b_{}>`` -> (``<a_{}>``, ``<b_{}>``). Levels may also be separated by commas or blanks.
 
     Raises:
-        UsageError: no ``{}``, or no telling where one level ends and the next begins.
+        UsageError: a level without ``{}`` or with several, or two equal ones.
     """
     pieces = [piece for piece in re.split(r"[,\s]+|(?<=>)(?=<)", template) if piece]
     if not pieces or any(piece.count("{}") != 1 for piece in pieces) or len(set(pieces)) != len(pieces):
         raise UsageError(
-            f"--sid-tokens {template!r}: needs one different spelling a level, each with one {{}} for the code",
-            hint="such as '<a_{}><b_{}><c_{}>'; where tokens have no < >, put commas between the levels",
+            f"--sid-tokens {template!r}: needs a different spelling for each level, each with one {{}} for the code",
+            hint="such as '<a_{}><b_{}><c_{}>'; if the tokens have no < >, put commas between the levels",
         )
     return tuple(pieces)
 
@@ -166,8 +166,8 @@ def _find_templates(vocabulary: dict[str, int]) -> tuple[str, ...]:
     if names != expected:
         raise CheckpointError(
             f"the tokenizer has {spelling} tokens for the levels {', '.join(names)}, "
-            f"which do not follow one another from {first}",
-            why="which letter is which level must not be guessed",
+            f"which are not consecutive from {first}",
+            why="which letter stands for which level must not be guessed",
             hint=_OWN_SPELLING,
         )
     old = f"C{first}_" if first == "0" else f"{first}_"
@@ -175,7 +175,7 @@ def _find_templates(vocabulary: dict[str, int]) -> tuple[str, ...]:
 
 
 def _prove_single_ids(tokenizer: Tokenizer, table: SidTokenTable) -> None:
-    """Encode every token: a token that the tokenizer splits or takes for another one would be wrong in silence."""
+    """Encode every token. One that the tokenizer splits, or takes for another, would give wrong results in silence."""
     for level, texts in enumerate(table.texts):
         encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         for text, token_id, encoding in zip(texts, table.token_ids[level], encodings, strict=True):
@@ -183,6 +183,6 @@ def _prove_single_ids(tokenizer: Tokenizer, table: SidTokenTable) -> None:
                 raise CheckpointError(
                     f"the token {text} is id {token_id} in the vocabulary, but the tokenizer encodes it as "
                     f"{encoding.ids}",
-                    why="a semantic-ID token must be exactly one id, or the model reads something else",
+                    why="a semantic-ID token must be exactly one id, or the model would read something else",
                     hint="add it with tokenizer.add_tokens and save the tokenizer the model was trained with",
                 )

@@ -1,4 +1,4 @@
-"""Which model token stands for which code of which level. Read from the tokenizer by ``convert``, never guessed."""
+"""Which model token stands for which code of which level: read from the tokenizer by ``convert``, never guessed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class SidTokenTable:
     Attributes:
         codes: ``codes[d]`` int32 [C_d], strictly ascending.
         token_ids: ``token_ids[d]`` int32 [C_d].
-        texts: ``texts[d]``: the token as the tokenizer spells it, such as ``<a_12>``; empty where the checkpoint has
+        texts: ``texts[d]``: the tokens as the tokenizer spells them, such as ``<a_12>``; empty where the checkpoint has
             no tokenizer and tokens are plain numbers.
-        templates: per level, the spelling with ``{}`` for the code, such as ``<a_{}>``; empty like ``texts``.
+        templates: per level, the spelling with ``{}`` for the code, such as ``<a_{}>``; empty where ``texts`` are.
     """
 
     codes: tuple[NDArray[np.int32], ...]
@@ -62,7 +62,7 @@ class SidTokenTable:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object a level; ``template`` is null where tokens have no spelling."""
+        """One object per level; ``template`` is null where tokens have no spelling."""
         templates: Sequence[str | None] = self.templates or [None] * self.levels
         return [
             {"template": template, "codes": codes.tolist(), "token_ids": ids.tolist()}
@@ -78,7 +78,7 @@ class SidTokenTable:
         """
         templates = [level["template"] for level in levels]
         if len({template is None for template in templates}) > 1:
-            raise ValueError("some levels have a template, some have none")
+            raise ValueError("some levels have a template and others do not")
         table = cls.from_levels(
             [level["codes"] for level in levels],
             [level["token_ids"] for level in levels],
@@ -88,7 +88,7 @@ class SidTokenTable:
             if codes.ndim != 1 or codes.shape != ids.shape:
                 raise ValueError(f"level {number}: {codes.shape} codes for {ids.shape} token ids")
             if len(codes) == 0 or (np.diff(codes) <= 0).any() or codes[0] < 0 or ids.min() < 0:
-                raise ValueError(f"level {number}: codes must be ascending, codes and token ids must not be negative")
+                raise ValueError(f"level {number}: codes must be ascending, and neither they nor token ids negative")
         return table
 
     @property
@@ -109,7 +109,7 @@ class SidTokenTable:
         return np.where(known[at] == codes, at, -1).astype(np.int32)
 
     def spell(self, level: int, code: int) -> str:
-        """How a message names the token of ``code`` (whether or not it exists): ``<c_255>``, else ``code 255``."""
+        """The name of a code's token in messages, whether or not it exists: ``<c_255>``, or ``code 255``."""
         return self.templates[level].replace("{}", str(code)) if self.templates else f"code {code}"
 
     def bind_catalog(self, catalog: SpelledCatalog) -> tuple[NDArray[np.int32], ...]:
@@ -133,11 +133,11 @@ class SidTokenTable:
         """Column of every trie node in its level's head slice: ``[d][n_{d+1}]`` int32.
 
         Raises:
-            InputError: the catalog has more levels than the model, or a code without a token (named).
+            InputError: the catalog has more levels than the model, or a code without a token; the message names it.
         """
         if trie.levels > self.levels:
             raise InputError(
-                f"the catalog has SIDs of {trie.levels} codes, the model has tokens for {self.levels} levels",
+                f"the catalog has SIDs of {trie.levels} codes, but the model has tokens for {self.levels} levels",
                 hint="convert the checkpoint that was trained on this catalog"
                 + ("" if self.templates else ", with one offset a level in --token-offsets"),
             )
@@ -152,7 +152,7 @@ class SidTokenTable:
                     f"level {level + 1}: the model has no token for {shown}{more}",
                     why="the catalog holds codes that the tokenizer of this checkpoint does not know"
                     if self.templates
-                    else f"by --token-offsets this level's codes go from {self.codes[level][0]} to "
+                    else f"with these --token-offsets, the level's codes go from {self.codes[level][0]} to "
                     f"{self.codes[level][-1]}: up to the next higher offset, the end token, or the end of the "
                     "vocabulary",
                     hint="use the catalog the model was trained on, or convert a checkpoint that has these tokens"

@@ -1,19 +1,27 @@
-"""Prompt templates: Jinja text with the settings of the prompt at its top. The presets are such files, as a user's is.
+"""Prompt templates: Jinja text with the settings of the prompt at its top. Presets and users' templates are such files.
 
 Variables of a template:
 
 ``history``
     the items, oldest first, each ``item_prefix`` + its tokens + ``item_suffix``, joined by ``joiner``.
 ``items``
-    the same as a list, for templates that number or loop; such prompts are tokenised as a whole and cost more time.
+    the same as a list, for templates that number or loop; such prompts are tokenised as a whole, which takes longer.
 ``cut``
-    tokenise what stands before and after separately (for BPE that is not the same as tokenising the whole).
+    the texts before and after it are tokenised separately (for BPE that is not the same as tokenising the whole).
 
-Settings are assignments of texts outside all blocks: ``{% set joiner = ", " %}`` (the default), ``item_prefix`` and
-``item_suffix`` (empty), ``bos`` (``tokenizer``: the special tokens that the tokenizer itself puts in front, the
-default; ``bos-token``: the BOS token its configuration names, if any; ``none``), ``eos`` (``eos-token``: the end token
-of the checkpoint stands behind everything, as encoders read it; ``none``, the default), and ``single_tokens``: tokens,
-apart by blanks, that the tokenizer must know as one id each. The line break after a ``{% %}`` or ``{# #}`` is dropped.
+Settings are texts assigned outside all blocks, such as ``{% set joiner = ", " %}``:
+
+``joiner``, ``item_prefix``, ``item_suffix``
+    ``", "``, and empty, by default.
+``bos``
+    ``tokenizer``, the default: the special tokens that the tokenizer itself puts in front. ``bos-token``: the BOS token
+    that its configuration names, if any. ``none``.
+``eos``
+    ``none``, the default. ``eos-token``: the end token of the checkpoint comes last, as encoders expect.
+``single_tokens``
+    tokens, separated by blanks, each of which must be a single id of the tokenizer.
+
+The line break after a ``{% %}`` or ``{# #}`` is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from xgr_engine.errors import UsageError
 
-# Noncharacters of Unicode: no text interchanged between systems holds them.
+# Noncharacters of Unicode, which never occur in text that systems exchange.
 CUT = "\ufdd0"
 HISTORY = "\ufdd1"
 
@@ -57,7 +65,7 @@ class PromptTemplate:
     Attributes:
         name: for messages.
         joiner, item_prefix, item_suffix, bos, eos, single_tokens: the settings at its top.
-        one_history: the text is fixed but for one place where ``history`` stands.
+        one_history: the text is fixed except for one ``history``.
         fixed_head: what every rendering begins with, up to the first ``cut``; empty if that depends on the history.
     """
 
@@ -73,24 +81,25 @@ class PromptTemplate:
     _compiled: jinja2.Template
 
     def join(self, items: Sequence[str]) -> str:
-        """The text of ``history`` for items given as the texts of their tokens."""
+        """The text of ``history``, for items given as the text of their tokens."""
         return self.joiner.join(self.wrap(items))
 
     def wrap(self, items: Sequence[str]) -> list[str]:
+        """Each item between ``item_prefix`` and ``item_suffix``."""
         return [f"{self.item_prefix}{item}{self.item_suffix}" for item in items]
 
     def parts(self, items: Sequence[str]) -> list[str]:
-        """The texts to be tokenised separately, in order."""
+        """The texts to tokenise separately, in order."""
         return self._render(history=self.join(items), items=self.wrap(items)).split(CUT)
 
     def parts_around_history(self) -> list[list[str]]:
-        """Like :meth:`parts`, each split where the history stands; only if ``one_history``."""
+        """:meth:`parts`, each split where the history belongs; only if ``one_history``."""
         return [part.split(HISTORY) for part in self._render(history=HISTORY, items=[]).split(CUT)]
 
     def _render(self, **values: Any) -> str:
         try:
             return self._compiled.render(cut=CUT, **values)
-        except Exception as error:  # the sandbox, undefined names, a filter: whatever a template may do wrong
+        except Exception as error:  # whatever a template may do wrong: the sandbox, undefined names, filters
             raise UsageError(f"prompt template {self.name}: cannot be rendered", why=str(error)) from error
 
 
@@ -98,7 +107,7 @@ def read_template(choice: str) -> tuple[str, str]:
     """Name and text of a preset, or of the user's template file.
 
     Raises:
-        UsageError: neither a preset nor a readable file.
+        UsageError: ``choice`` is neither a preset nor a readable file.
     """
     if choice in PRESETS:
         file = resources.files("xgr_engine.tokens") / "presets" / f"{choice}.j2"
@@ -136,7 +145,9 @@ def parse_template(name: str, text: str) -> PromptTemplate:
             f"prompt template {name}: unknown variable {', '.join(unknown)}", why=f"known: {', '.join(VARIABLES)}"
         )
     if not used & {"history", "items"}:
-        raise UsageError(f"prompt template {name}: uses neither history nor items, so all users would be alike")
+        raise UsageError(
+            f"prompt template {name}: uses neither history nor items, so every user would get the same prompt"
+        )
     settings = {**_DEFAULTS, **_settings(name, tree)}
     for key, rules in (("bos", BOS_RULES), ("eos", EOS_RULES)):
         if settings[key] not in rules:
@@ -164,7 +175,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _settings(name: str, tree: nodes.Template) -> dict[str, str]:
-    """Texts assigned at the top level. An assignment that is no setting must at least be used by the template."""
+    """Texts assigned at the top level. What is assigned but not a setting must be used by the template."""
     loaded = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
     found = {}
     for node in tree.body:
@@ -177,7 +188,7 @@ def _settings(name: str, tree: nodes.Template) -> dict[str, str]:
             found[target] = node.node.value
         elif target not in loaded:
             raise UsageError(
-                f"prompt template {name}, line {node.lineno}: {target} is set and never used",
+                f"prompt template {name}, line {node.lineno}: {target} is set but never used",
                 why=f"settings are {', '.join(_DEFAULTS)}",
             )
     return found

@@ -15,7 +15,7 @@ from xgr_engine.files import parse_json
 TOKENIZER_FILE = "tokenizer.json"
 # Copied beside the converted model; only TOKENIZER_FILE is read by xgr after that.
 COMPANION_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# Without tokenizer.json these alone are no tokenizer that can prove a token to be one id.
+# Without tokenizer.json, these are not enough to prove that a token is one id.
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", *COMPANION_FILES)
 
 
@@ -24,7 +24,7 @@ class SourceTokenizer:
     """A tokenizer and the two special tokens that prompts and score contracts may name.
 
     Attributes:
-        tokenizer: reads text as it stands: truncation and padding that a trainer may have saved are off.
+        tokenizer: with truncation and padding off, which a trainer may have saved.
         path: its ``tokenizer.json``.
         bos_token, eos_token: as the tokenizer's configuration names them, None where it names none.
     """
@@ -54,8 +54,8 @@ def open_source_tokenizer(source: Path) -> SourceTokenizer | None:
     """The tokenizer of the checkpoint directory ``source``; None if it has no tokenizer files at all.
 
     Raises:
-        CheckpointError: files of a tokenizer but no ``tokenizer.json``, an unreadable file, or two files that give
-            one added token two ids.
+        CheckpointError: there are files of a tokenizer but no ``tokenizer.json``, a file cannot be read, or two files
+            give an added token different ids.
     """
     path = source / TOKENIZER_FILE
     if not path.is_file():
@@ -79,21 +79,21 @@ def open_source_tokenizer(source: Path) -> SourceTokenizer | None:
 
 
 def _check_numbers(path: Path, tokenizer: Tokenizer) -> None:
-    """The package numbers added tokens in their order, whatever id the file gives: behind a token that is lost, all
-    would be those of their neighbours."""
+    """Refuse added tokens that are read with another id than the file gives. The tokenizers package numbers them in
+    order, whatever the file says, so that after a gap each would have its neighbour's id."""
     for entry in _read_json(path).get("added_tokens") or []:
         text, number, known = entry["content"], entry["id"], tokenizer.token_to_id(entry["content"])
         if known != number:
             raise CheckpointError(
                 f"{path}: gives the token {text!r} the id {number}, and it is "
                 + ("no token" if known is None else f"read as {known}"),
-                why="its added tokens repeat, are empty, out of order or leave a number out, so the ids behind shift",
+                why="its added tokens repeat, are empty, are out of order or skip an id, so all later ids shift",
                 hint="use the tokenizer.json that was saved together with the model",
             )
 
 
 def _check_companions(source: Path, tokenizer: Tokenizer) -> None:
-    """``added_tokens.json`` and ``added_tokens_decoder`` may lack tokens (stale copies do), not contradict."""
+    """``added_tokens.json`` and ``added_tokens_decoder`` may lack tokens, as stale copies do, but not contradict."""
     for origin, added in (
         ("added_tokens.json", _read_json(source / "added_tokens.json")),
         ("tokenizer_config.json (added_tokens_decoder)", _decoder_tokens(source / "tokenizer_config.json")),
@@ -105,8 +105,8 @@ def _check_companions(source: Path, tokenizer: Tokenizer) -> None:
                 raise CheckpointError(
                     f"{source}: two files disagree about the token {text}",
                     why=f"{TOKENIZER_FILE}: {says}; {origin}: id {number}",
-                    hint="keep the files of the tokenizer the model was trained with; a copy from the base model "
-                    "may have stayed behind",
+                    hint="keep the files of the tokenizer that the model was trained with; a copy from the base "
+                    "model may have been left over",
                 )
 
 
@@ -141,5 +141,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot read the file", why=str(error)) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold one JSON object, holds {type(value).__name__}")
+        raise CheckpointError(f"{path}: must hold one JSON object, not {type(value).__name__}")
     return value
