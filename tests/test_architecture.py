@@ -19,7 +19,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 LIBRARIES = {
     "typer": ["xgr_cli"],
     "rich": ["xgr_cli"],
-    "tqdm": [],
+    "tqdm": ["xgr_cli.progress"],
     "click": [],
     "polars": ["job.where"],
     "torch": [

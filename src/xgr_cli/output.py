@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ class Output:
             terminal or if FORCE_COLOR is set.
         log_format: ``text``, or ``json``: one JSON object a line on stderr.
         settings: merged settings of the command with their origins, for manifests.
+
+    Attributes:
+        around_lines: entered while a line goes to stderr; a progress bar makes room for it.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Output:
         self.settings = tuple(settings)
         self._context: dict[str, object] = {}
         self._result_written = False
+        self.around_lines: Callable[[], AbstractContextManager[object]] = nullcontext
 
     # ---- the result -------------------------------------------------------------------------------------------------
 
@@ -150,7 +155,8 @@ class Output:
                 body.append(f"\n  {name}: {value}")
         elif given:
             body.append("  " + "  ".join(f"{name}={show(value)}" for name, value in given.items()), style="dim")
-        self._show(sys.stderr, body)
+        with self.around_lines():
+            self._show(sys.stderr, body)
 
     def _log_prefix(self, stamp: str) -> str:
         """Time and run, so that a log file makes sense the next morning; on a terminal they would be in the way."""
@@ -170,10 +176,6 @@ class Output:
             and os.environ.get("TERM", "") != "dumb"
         )
 
-    def stderr_console(self) -> Console:
-        """For the progress bar."""
-        return self._console(sys.stderr)
-
     def _show(self, stream: IO[str], renderable: RenderableType) -> None:
         from rich.text import Text
 
@@ -192,7 +194,7 @@ class Output:
 
         forced: dict[str, Any] = {}
         if self.color == "never" or (self.color == "auto" and os.environ.get("NO_COLOR")):
-            # neither colours nor bold, whatever FORCE_COLOR says; but still a terminal, for the progress bar
+            # neither colours nor bold, whatever FORCE_COLOR says
             forced = {"no_color": True, "color_system": None, "force_terminal": stream.isatty()}
         elif self.color == "always":
             forced = {"no_color": False, "force_terminal": True}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from xgr_cli.output import Output, show
 from xgr_engine.progress import NoProgress, ProgressSink
+
+_UNKNOWN_COLUMNS, _UNKNOWN_ROWS = 80, 24
 
 
 def make_progress(output: Output, log_every: float = 60.0, *, with_rate: bool = True) -> ProgressSink:
@@ -72,36 +77,37 @@ class BarProgress:
         self._output = output
         self._with_rate = with_rate
         self._bar: Any = None
-        self._task: Any = None
-        self._unit = ""
 
     def start(self, total: int, unit: str) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from tqdm import tqdm
 
         self.finish()
-        self._unit = unit
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[info]}"),
-            console=self._output.stderr_console(),
-            transient=True,
+        # 0 columns and rows in a container whose terminal nobody sized: tqdm would show nothing
+        sized = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+        rate = "  {rate_noinv_fmt}" if self._with_rate else ""
+        known = "{bar:12} {n:,}/{total:,} " + unit + rate + "  {remaining} left{postfix}"
+        self._bar = tqdm(
+            total=total or None,
+            unit=f" {unit}",
+            leave=False,
+            dynamic_ncols=sized,
+            ncols=None if sized else _UNKNOWN_COLUMNS,
+            nrows=None if sized else _UNKNOWN_ROWS,
+            miniters=1,
+            file=sys.stderr,
+            bar_format=known if total else "{n:,} " + unit + rate + "{postfix}",
         )
-        self._task = self._bar.add_task("", total=total or None, unit=unit, rate="", info="")
-        self._bar.start()
+        # a line printed meanwhile takes the bar's place, and the bar comes back below it
+        self._output.around_lines = lambda: tqdm.external_write_mode(file=sys.stderr)
 
     def advance(self, n: int, **info: object) -> None:
-        if self._bar is None:
-            return
-        speed = self._bar.tasks[0].speed
-        rate = f"{show(float(speed))} {self._unit}/s" if speed and self._with_rate else ""
-        shown = "  ".join(f"{name} {show(value)}" for name, value in info.items())
-        self._bar.update(self._task, advance=n, rate=rate, info=shown)
+        if self._bar is not None:
+            shown = "  ".join(f"{name} {show(value)}" for name, value in info.items())
+            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.update(n)
 
     def finish(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._output.around_lines = nullcontext
+            self._bar.close()
             self._bar = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -17,13 +18,16 @@ BAR = """
 import sys
 from xgr_cli.output import Output
 from xgr_cli.progress import make_progress
-bar = make_progress(Output(), 60.0)
+output = Output()
+bar = make_progress(output, 60.0)
 print(type(bar).__name__)
-bar.start(3, "users")
+bar.start(3_000, "users")
 for n in range(3):
-    bar.advance(1, rejects=n)
+    bar.advance(1000, rejects=n)
+    output.note(f"note {n}")
 bar.finish()
 bar.finish()
+output.note("the end")
 """
 
 
@@ -93,11 +97,11 @@ def test_no_terminal_means_lines() -> None:
     assert isinstance(make_progress(Output(), 60), LineProgress)
 
 
-def _on_terminal(variables: dict[str, str]) -> tuple[str, bytes]:
+def _on_terminal(variables: dict[str, str], program: str = BAR) -> tuple[str, bytes]:
     """Sink chosen and bytes shown when stderr is a terminal."""
     leader, follower = pty.openpty()
     env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", **variables}
-    done = subprocess.run([sys.executable, "-c", BAR], stdout=subprocess.PIPE, stderr=follower, env=env, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=follower, env=env, timeout=60)
     os.close(follower)
     shown = b""
     try:
@@ -110,12 +114,36 @@ def _on_terminal(variables: dict[str, str]) -> tuple[str, bytes]:
     return done.stdout.decode().strip(), shown
 
 
-def test_bar_on_a_terminal_leaves_nothing_behind() -> None:
-    sink, shown = _on_terminal({})
+def _screen(shown: bytes) -> list[str]:
+    """Lines as they stand in the end: a carriage return goes back to the first column, an up arrow a line up."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[A|\r|\n|[^\r\n\x1b]+", shown.decode()):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[A":
+            row -= 1
+        else:
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+    return [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_bar_on_a_terminal_leaves_nothing_behind(variables: dict[str, str]) -> None:
+    """Only the notes stay, each on a line of its own."""
+    sink, shown = _on_terminal(variables)
     assert sink == "BarProgress"
-    assert b"users" in shown
-    # The last thing done is to erase the bar's line, and the cursor is visible again.
-    assert shown.rstrip().endswith(b"\x1b[2K") and b"\x1b[?25h" in shown
+    assert "3,000/3,000 users" in shown.decode() and "rejects 2" in shown.decode()
+    assert _screen(shown) == ["note 0", "note 1", "note 2", "the end", ""]
+
+
+def test_unknown_total_on_a_terminal() -> None:
+    sink, shown = _on_terminal({}, BAR.replace("3_000", "0"))
+    assert sink == "BarProgress" and "3,000 users" in shown.decode()
+    assert _screen(shown)[-2:] == ["the end", ""]
 
 
 @pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}])
