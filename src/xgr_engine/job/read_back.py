@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.arrow_types import flat_values
 from xgr_engine.errors import XgrError
 from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.shards import Piece
@@ -97,7 +98,7 @@ def _read_nested(table: pa.Table, piece: Piece, given: pa.Table, live: BoolArray
     items = table.column("items").combine_chunks()
     with_list = items.is_valid().to_numpy(zero_copy_only=False)
     counts = pc.fill_null(pc.list_value_length(items), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    flat = items.flatten()
+    flat = flat_values(items)
     misplaced = with_list != live[:rows]
     misplaced |= with_list & _differs(table.column("short"), counts < options.search.top_k)
     misplaced |= _other_user(table, given.slice(0, rows), options)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.arrow_types import flat_values
 from xgr_engine.catalog.ids import canonical, plain
 from xgr_engine.errors import InputError
 from xgr_engine.job.filesystems import InputPath
@@ -173,7 +174,7 @@ class Recommendations:
                 users=batch.column(self.user_col) if self.user_col else None,
                 rejected=items.is_null().to_numpy(zero_copy_only=False),
                 row=np.repeat(np.arange(len(items)), lengths).astype(np.int64),
-                item_id=items.flatten().field("item_id"),
+                item_id=flat_values(items).field("item_id"),
             )
             first += len(items)
 
