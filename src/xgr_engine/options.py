@@ -96,8 +96,8 @@ class SearchOptions:
     """What the search returns. Everything in here changes results and belongs to the fingerprint.
 
     Attributes:
-        beam: W, prefixes kept a level.
-        top_k: K <= W, items returned a user.
+        beam: W, prefixes kept per level.
+        top_k: K <= W, items returned per user.
         score_over: the set a level's softmax runs over (docs/architecture.md, "Score").
         collisions: which items of a SID that several items share are returned: ``all`` (best first) or ``first``
             (the first that this user may get).
@@ -133,5 +133,5 @@ class UserRules:
     tree: int
 
 
-# What one user may not get: rows of ``items.parquet``, or more.
+# What one user may not get: rows of ``items.parquet``, or :class:`UserRules`.
 Exclusion: TypeAlias = "NDArray[np.int32] | UserRules"

@@ -1,9 +1,9 @@
-"""The catalog as a trie of semantic IDs: level-wise CSR arrays, nodes numbered in SID order.
+"""The catalog as a trie of semantic IDs: CSR arrays (compressed sparse rows) per level, nodes numbered in SID order.
 
-Depth 0 is the root. Depth ``d`` (1..L) holds one node for each distinct prefix of ``d`` codes, numbered 0.. in
+Depth 0 is the root. Depth ``d`` (1..L) holds one node for each distinct prefix of ``d`` codes, numbered from 0 in
 lexicographic order of the prefix. So the children of a node are one contiguous run of the next depth, a subtree is
 one contiguous run of leaves, and "ties by SID" is "ties by node number". A SID may be a prefix of another one: its
-node is then a leaf and an inner node at once.
+node is then both a leaf and an inner node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class ItemTrie:
-    """Level-wise CSR. All arrays are int32 unless said otherwise and may be memory-mapped.
+    """One CSR array per level. All arrays are int32 unless noted otherwise, and may be memory-mapped.
 
     Attributes:
         codes: ``codes[d]`` [n_{d+1}]: the code of each node at depth d+1, for d in 0..L-1.
@@ -31,7 +31,7 @@ class ItemTrie:
         leaf_depth: [leaves] uint8: the length of each SID. Leaves are numbered in lexicographic order of their SIDs,
             a prefix before its extensions.
         item_start: [leaves + 1]: the items of leaf l are ``items[item_start[l] : item_start[l+1]]``, best first.
-        items: [items]: row of ``items.parquet`` for each item, ascending (that table is kept in leaf order).
+        items: [items]: row of ``items.parquet`` for each item, ascending (the rows of that table are in leaf order).
     """
 
     codes: tuple[IntArray, ...]
@@ -73,7 +73,7 @@ class ItemTrie:
         return tuple(reversed(ends))
 
     def is_leaf(self, depth: int) -> NDArray[np.bool_]:
-        """[n_depth] whether the node of depth ``depth`` (1..L) is itself a complete SID."""
+        """[n_depth] whether each node of ``depth`` (1..L) is itself a complete SID."""
         flags: NDArray[np.bool_] = self.leaf_depth[self.leaf_start[depth - 1]] == depth
         return flags
 
@@ -82,11 +82,11 @@ class ItemTrie:
         return np.array([0, self.num_leaves], np.int32)
 
     def places_of(self, rows: IntArray) -> NDArray[np.int64]:
-        """Places in ``items`` of the ``rows`` of ``items.parquet`` that are there: ascending, no repeats."""
+        """Places in ``items`` of those ``rows`` of ``items.parquet`` that the trie has: ascending, without repeats."""
         rows = np.unique(rows)
         if len(rows) == 0 or self.num_items == 0:
             return np.empty(0, np.int64)
-        rows = rows.astype(self.items.dtype, copy=False)  # another type would copy all items
+        rows = rows.astype(self.items.dtype, copy=False)  # searchsorted with another dtype would copy all items
         at = np.searchsorted(self.items, rows).clip(max=self.num_items - 1)
         found: NDArray[np.int64] = at[self.items[at] == rows].astype(np.int64)
         return found
@@ -97,8 +97,11 @@ class ItemTrie:
         return np.repeat(np.arange(self.num_leaves, dtype=np.int32), np.diff(self.item_start))
 
     def child(self, depth: int, nodes: IntArray, codes: IntArray) -> IntArray:
-        """The child with ``codes[i]`` of ``nodes[i]`` (both [n]; nodes of ``depth``, -1 allowed): its number at
-        ``depth + 1``, or -1 where there is none."""
+        """The child of each of ``nodes`` [n] (numbers at ``depth``; -1 = no node) by its code in ``codes`` [n].
+
+        Returns:
+            [n] numbers at ``depth + 1``; -1 where there is no such child.
+        """
         siblings = self.codes[depth]
         if len(siblings) == 0:
             return np.full(len(nodes), -1, np.int32)
@@ -106,7 +109,7 @@ class ItemTrie:
         low = self.child_start[depth][parents]
         stop = np.where(nodes >= 0, self.child_start[depth][parents + 1], low)
         high = stop.copy()
-        # One binary search for all rows at once: siblings are ascending by code.
+        # one binary search for all rows at once, since siblings ascend by code
         for _ in range(int((high - low).max(initial=0)).bit_length()):
             middle = (low + high) >> 1
             before = (low < high) & (siblings[np.minimum(middle, len(siblings) - 1)] < codes)
@@ -115,7 +118,7 @@ class ItemTrie:
         return np.where(found, low, -1).astype(np.int32)
 
     def leaves_of_codes(self, codes: IntArray) -> IntArray:
-        """Leaf of each row of ``codes`` [n, any width] (padded with -1 at the end), or -1 where it is no SID."""
+        """Leaf of each row of ``codes`` [n, any width] (padded with -1 at the end); -1 where it is not a SID."""
         leaves = np.full(len(codes), -1, np.int32)
         lengths = (codes >= 0).sum(axis=1)
         nodes = np.zeros(len(codes), np.int32)
@@ -139,10 +142,10 @@ class ItemTrie:
         return codes
 
     def restrict(self, allowed: NDArray[np.bool_]) -> ItemTrie:
-        """The trie of the items whose row is set in ``allowed`` [rows of ``items.parquet``].
+        """The trie of those items whose row is set in ``allowed`` [rows of ``items.parquet``].
 
-        Items keep their row numbers and their order; nodes and leaves are numbered anew. The number of levels stays,
-        deeper levels may be empty. Array operations only: the cost is a few passes over the arrays.
+        Items keep their row numbers and their order; nodes and leaves are renumbered. The number of levels stays the
+        same, so that the deepest may be empty. The cost is a few passes over the arrays.
         """
         keep_item = allowed[self.items]
         kept_before = _exclusive_cumsum(keep_item)
@@ -208,12 +211,12 @@ class ItemTrie:
 class ItemForest(ItemTrie):
     """Tries over disjoint sets of items in one set of arrays, so that one batch may search in several of them.
 
-    Depth 0 holds one root a tree, and every deeper node belongs to one tree: a search that starts at a root stays in
-    its tree. Nodes and leaves are numbered tree by tree, in SID order within a tree. ``items`` are ascending within a
-    tree only.
+    Depth 0 holds one root per tree, and every deeper node belongs to one tree: a search that starts at a root stays in
+    its tree. Nodes and leaves are numbered tree by tree, in SID order within a tree. ``items`` ascend only within a
+    tree.
 
     Attributes:
-        first_leaf: [trees + 1] the first leaf of each tree, and the number of leaves.
+        first_leaf: [trees + 1] the first leaf of each tree; the last entry is the number of leaves.
     """
 
     first_leaf: IntArray
@@ -244,12 +247,13 @@ def build_forest(codes: IntArray, rows: IntArray, tree: IntArray, trees: int) ->
 
     Args:
         codes: [n, L] the SID of each item (padded with -1), in SID order.
-        rows: [n] its row of ``items.parquet``; tree: [n] its tree, 0..trees-1.
-        trees: how many there are; one without items has no leaf.
+        rows: [n] its row of ``items.parquet``.
+        tree: [n] its tree, 0..trees-1.
+        trees: how many trees there are; those without items have no leaf.
     """
     order = np.argsort(tree, kind="stable")
     whole = trie_of_sorted(np.concatenate([tree[order, None].astype(np.int32), codes[order]], axis=1))
-    # the first level of `whole` are the trees that have items: their roots
+    # the trees' numbers were put in front of the codes: the first level of ``whole`` are the trees that have items
     present = whole.codes[0] if whole.levels else np.empty(0, np.int32)
     first_leaf = np.zeros(trees + 1, np.int32)
     first_leaf[1 + present] = whole.leaf_end[0] - whole.leaf_start[0]
@@ -276,7 +280,7 @@ def sid_order(codes: IntArray) -> NDArray[np.intp]:
     row_bits = max(rows - 1, 0).bit_length()
     words, used = _packed_words(codes)
     if len(words) == 1 and used + row_bits <= 64:
-        # SID and row number fit one integer: a plain sort of values is far quicker than an indirect one.
+        # SID and row number fit in one integer, and sorting values is much faster than sorting indices.
         words[0] <<= np.uint64(row_bits)
         words[0] |= np.arange(rows, dtype=np.uint64)
         words[0].sort()
@@ -333,7 +337,7 @@ def build_trie(
         tie_rank: [N] order of the items that share a SID (ascending); default: row order.
 
     Returns:
-        The trie, and ``order`` [N]: row ``r`` of the trie's items is row ``order[r]`` of ``codes``.
+        The trie, and ``order`` [N]: item ``r`` of the trie is row ``order[r]`` of ``codes``.
 
     Raises:
         CatalogError: a SID without codes, a negative code, or a hole inside a SID.
@@ -353,7 +357,7 @@ def build_trie(
 
 
 def _packed_words(codes: IntArray) -> tuple[list[NDArray[np.uint64]], int]:
-    """Levels packed into as few unsigned words as possible, most significant first, and the bits of the last one."""
+    """Levels packed into as few 64-bit words as possible, most significant first, and the bits used of the last."""
     words: list[NDArray[np.uint64]] = []
     used = 65  # no word yet
     for depth in range(codes.shape[1]):
@@ -370,7 +374,7 @@ def _packed_words(codes: IntArray) -> tuple[list[NDArray[np.uint64]], int]:
 
 
 def runs(start: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``start[0] .. start[0] + size[0] - 1, start[1] ..``: one run behind the other."""
+    """``start[0], .., start[0] + size[0] - 1, start[1], ..``: one run after the other."""
     before = np.cumsum(size) - size
     places: NDArray[np.int64] = np.repeat(start - before, size) + np.arange(int(size.sum()))
     return places
