@@ -14,6 +14,7 @@ from xgr_engine.bench import phases
 from xgr_engine.bench.baselines.engine import Xgr
 from xgr_engine.bench.claims import paper_claims
 from xgr_engine.bench.phases import Span, busy_time, kind_of, merge_spans, trace_batch
+from xgr_engine.bench.report.tables import phases_table
 
 
 def test_busy_time_counts_overlapping_work_once() -> None:
@@ -89,6 +90,15 @@ def test_claims_stand_beside_figures_that_were_measured_and_nothing_else() -> No
         cut["online"][place]["reason"] = "the time limit ended the search"
         *_, throughput = paper_claims(cut)
         assert throughput["values"] == {"xgr": 90.0, "paged": 30.0} and throughput["better"] == {}
+
+
+def test_share_of_a_batch_in_which_the_device_computed_is_of_all_its_time() -> None:
+    """Not of that between the first kernel and the last: what the host does before and after counts as well."""
+    phases = {"model": "m", "context": 1, "users": 2, "beam": 3, "ms": {"prefill": 6.0, "levels": 3.0, "ranking": 1.0}}
+    timeline = {"busy": 0.5, "span_us": 8000.0, "wall_us": 10_000.0, "unit": "kernels", "shares": {"linear": 1.0}}
+    table = phases_table(phases, timeline)
+    assert any(" 40% of the time of a " in note for note in table.notes)
+    assert [row[2] for row in table.rows] == ["60.0%", "30.0%", "10.0%"]
 
 
 @pytest.mark.parametrize(("step_s", "most"), [(0.0, 9), (2.0, 4)])

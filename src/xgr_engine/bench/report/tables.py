@@ -170,7 +170,8 @@ def phases_table(phases: Record, timeline: Record | None) -> Table:
         notes.append(f"time of the {timeline['unit']}: {kinds}")
         if timeline["busy"] is not None:
             what = "the GPU was computing" if timeline["unit"] == "kernels" else "operators were running"
-            notes.append(f"{what} for {timeline['busy']:.0%} of the time of a single batch under the profiler")
+            share = timeline["busy"] * timeline["span_us"] / timeline["wall_us"]  # busy: from the first to the last
+            notes.append(f"{what} for {share:.0%} of the time of a single batch under the profiler")
     return Table(f"One batch by itself: {shape_of(phases)}", ("phase", "ms", "share"), rows, tuple(notes))
 
 
