@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from job_support import Place, make_model, make_vocabulary
-from nightly_support import Stage
+from nightly_support import SHARD_ROWS, SHARDS, Stage, write_users
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +26,17 @@ def place(tmp_path: Path, assets: tuple[Path, Path]) -> Place:
 def stage(place: Place) -> Stage:
     """Runs jobs in ``place`` with a stand-in engine."""
     return Stage(place)
+
+
+@pytest.fixture
+def users(place: Place) -> Path:
+    return write_users(place.root / "users.parquet", SHARDS * SHARD_ROWS, 80)
+
+
+@pytest.fixture
+def whole(place: Place, stage: Stage, users: Path) -> Path:
+    """The output of an uninterrupted run."""
+    out = place.root / "whole"
+    report = stage.run(place.options(users, shard_rows=SHARD_ROWS, out=str(out)))
+    assert report.failure is None and len(stage.calls) == report.record["counts"]["batches"]
+    return out

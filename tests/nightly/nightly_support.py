@@ -17,6 +17,9 @@ from xgr_engine.job.record import JobReport
 from xgr_engine.job.run import Caller, run_job
 from xgr_engine.job.stop import Stop
 
+# Of the runs that are stopped and go on.
+SHARDS, SHARD_ROWS = 10, 40
+
 
 def histories(users: int, seed: int = 0) -> list[list[int]]:
     """3 to 8 items a user, so that no two are equal (equal prompts are computed once)."""
@@ -77,3 +80,28 @@ class Stage:
 
         caller = Caller(engine_loader=loader, stop=stop or Stop(), note=self.notes.append)
         return run_job(options, caller)
+
+
+class Gone(BaseException):
+    """Stands for a process that ends without a word."""
+
+
+def fails_at(batch: int, error: BaseException) -> Any:
+    def before(number: int) -> None:
+        if number == batch:
+            raise error
+
+    return before
+
+
+def raises(error: BaseException) -> Any:
+    def instead(*given: Any) -> None:
+        raise error
+
+    return instead
+
+
+def flip(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 0x10
+    path.write_bytes(data)
