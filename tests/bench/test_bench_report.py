@@ -182,7 +182,7 @@ def test_page_needs_nothing_from_outside(record: Record) -> None:
     assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|https?://|\bsrc=|\bhref=", html)
     assert "prefers-color-scheme: dark" in html
     assert 'name="viewport"' in html
-    memory = "Memory on top of what the process already held"
+    memory = "Extra memory"
     for text in ("Latency against width", "Throughput against context", f"{memory} against width"):
         assert text in html
     for text in (

@@ -28,7 +28,7 @@ def model_charts(record: Record, model: str) -> list[Figure]:
     context, batch = contexts[0], users[-1]
     wide = _WIDE if _WIDE in beams else beams[-1]
     gpu = any(one.get("device_peak_bytes") is not None for row in rows for one in row["contenders"])
-    memory = "Memory" if gpu else "Memory on top of what the process already held"
+    memory = "Memory" if gpu else "Extra memory"
     by_users = len(beams) == 1 and len(users) > 1
     first = [row for row in rows if row["context"] == context and (by_users or row["users"] == batch)]
     second = [row for row in rows if row["beam"] == wide and row["users"] == batch]
