@@ -109,6 +109,23 @@ def test_rooms_import_only_what_the_table_allows() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_table_allows_nothing_that_nobody_imports() -> None:
+    table = _import_table()
+    table.pop("common")
+    for module, tree in _modules():
+        allowed = table.get(module.split(".")[0], set())
+        for imported in _imports(tree):
+            target = imported.removeprefix("xgr_engine").lstrip(".")
+            allowed -= {name for name in allowed if _within(target, name)}
+    assert not {room: unused for room, unused in table.items() if unused}
+
+
+def test_every_room_is_described() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", ARCHITECTURE.read_text("utf-8"), re.M)
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert described == {room for module, _ in _modules() if (room := module.split(".")[0])}
+
+
 def test_table_of_rooms_has_no_circle() -> None:
     table = {room: {name.split(".")[0] for name in may} for room, may in _import_table().items()}
     # A room whose single modules lie lower (catalog.trie, models.spec) is checked at its own imports.

@@ -1,4 +1,4 @@
-"""The consumers' warps: scores, softmax and weighted values of 64 query rows each.
+"""The two consumer warpgroups: scores, softmax and weighted values of 64 query rows each.
 
 The product of the next tile's scores and the running weighted sum are in flight while the softmax of the current tile
 is computed. The two consumers take turns at issuing products (arXiv 2407.08608, section 3.1), so that one's softmax
@@ -19,7 +19,8 @@ from xgr_engine.xattention.hopper.work import advance, own_range, work_item
 
 @gluon.jit
 def take_turn(INDEX: gl.constexpr):
-    """Wait until the other consumer has issued its products. 256 = both warpgroups; Triton's own barriers are low."""
+    """Wait until the other consumer has issued its products. 256 threads are both warpgroups; Triton itself uses the
+    barriers with low numbers."""
     if INDEX == 0:
         gl.inline_asm_elementwise("bar.sync 14, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     else:
@@ -37,7 +38,7 @@ def pass_turn(INDEX: gl.constexpr):
 
 @gluon.jit
 def _softmax_step(s, m, total, scale):
-    """Online softmax over a whole tile: new maximum, correction of the past, weights, new sum. All base 2."""
+    """Online softmax over a whole tile, in base 2: new maximum, factor for earlier sums, weights, new sum."""
     m_new = gl.maximum(m, gl.max(s, 1) * scale)
     alpha = gl.exp2(m - m_new)
     p = gl.exp2(s * scale - gl.expand_dims(m_new, 1))
@@ -60,7 +61,7 @@ def _mask(
     t, own, keys, n, line, tile, user, beams, ancestors, G: gl.constexpr, A: gl.constexpr, ROWS: gl.constexpr,
     KEYS: gl.constexpr,
 ):  # fmt: skip
-    """[M, KEYS]: which keys of tile t a row sees. Tiles below ``own`` hold own tokens, tile ``own`` the ragged end."""
+    """[M, KEYS] which keys of tile t a row sees. Tiles below ``own`` hold own tokens, tile ``own`` the prompt's end."""
     inside = n < gl.where(t < own, 0, keys)
     mask = gl.expand_dims(inside, 0) & gl.expand_dims(line >= 0, 1)
     if A > 0:
@@ -80,8 +81,8 @@ def step(
 ):  # fmt: skip
     """Scores of the tile ``ahead`` and values of the tile ``stage``.
 
-    Both are in flight together, the latter under the softmax. No register of theirs may be written once the first is
-    issued, or the assembler serialises them: conversion and correction come before.
+    Both products are in flight together, and the softmax runs meanwhile. None of their registers may be written once
+    the first is issued, or the assembler serialises them, so conversion and correction come before.
     """
     weights = gl.convert_layout(p.to(k_smem.dtype), P)
     take_turn(INDEX)

@@ -6,11 +6,11 @@ tiles into shared memory with the tensor memory accelerator; two consumer warpgr
 every tile, which halves the traffic from the L2 cache that a 64-row program would need (at 600 TFLOP/s it would ask
 for 9 TB/s). The producer runs ahead into the next work item while the consumers finish the current one.
 
-The producer also gathers queries and own tokens (through the ancestor table) with asynchronous copies, so a consumer
-has no loads from global memory left before its first product, and none after its last one. All own tokens of a tile's
-rows form tiles of keys of their own, which come first; a mask leaves each row its own ones (the products wasted on the
-others are one in eight at a prompt of 1000 tokens). The ragged end of a prompt follows: then no later tile needs a
-mask. Its values are copied with one, so that what lies behind a prompt's end never matters.
+The producer also gathers queries and own tokens (through the ancestor table) with asynchronous copies, so that a
+consumer loads nothing from global memory before its first product or after its last. The own tokens of all rows of a
+tile form tiles of keys that come first; a mask leaves each row only its own (at a prompt of 1000 tokens, one product in
+eight is wasted on those of other rows). The ragged end of the prompt comes next, so that no later tile needs a mask.
+Its values are copied under a mask, so that what lies past the prompt's end never matters.
 """
 
 # Gluon kernels are compiled from source; annotations in them would describe nothing.

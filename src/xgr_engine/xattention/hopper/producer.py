@@ -1,4 +1,4 @@
-"""The producer's warps: queries, own tokens and prompt tiles on their way to shared memory."""
+"""The producer's warps, which bring queries, own tokens and prompt tiles to shared memory."""
 
 # Gluon kernels are compiled from source; annotations in them would describe nothing.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,no-any-return,assignment"
@@ -11,14 +11,14 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from xgr_engine.xattention.hopper.work import advance, own_range, work_item
 
-SLICE = gl.constexpr(64)  # rows of one round of asynchronous copies: more would need more registers
+SLICE = gl.constexpr(64)  # rows per round of asynchronous copies; more would need more registers
 
 
 @gluon.jit
 def _copy_queries(
     q, smem, line, head, user, beams, stride_qu, stride_qr, stride_qh, G: gl.constexpr, D: gl.constexpr, M: gl.constexpr
 ):
-    """Start the copy of M query rows from ``line`` on; rows behind the last beam become zeros."""
+    """Start the copy of M query rows from ``line`` on; rows past the last beam become zeros."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     n = gl.arange(0, SLICE, layout=gl.SliceLayout(1, layout))
     d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
@@ -46,7 +46,7 @@ def _copy_own(gen, smem, ancestors, own, table, first, limit, stride_slot, D: gl
 
 @gluon.jit
 def _copy_ragged(values, smem, row, keys, stride_token, column, KEYS: gl.constexpr, D: gl.constexpr):
-    """Start the copy of ``keys`` < KEYS rows of values into a tile, zeros behind them."""
+    """Start the copy of ``keys`` < KEYS rows of values into a tile, with zeros after them."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     n = gl.arange(0, SLICE, layout=gl.SliceLayout(1, layout))
     d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))

@@ -1,4 +1,4 @@
-"""How the work is cut: what the producer and the consumers of the Hopper kernel must agree on."""
+"""How the work is cut, on which the producer and the consumers of the Hopper kernel must agree."""
 
 # Gluon kernels are compiled from source; annotations in them would describe nothing.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,no-any-return,assignment"
@@ -14,7 +14,7 @@ def work_item(
     work, prompt_start, beams, KV_HEADS: gl.constexpr, G: gl.constexpr, SPLITS: gl.constexpr, ROWS: gl.constexpr,
     KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Work number -> (tile of rows, head, split, user, first key, keys of the split), neighbours sharing their keys."""
+    """Work number -> (tile of rows, head, split, user, first key, keys of the split). Neighbours share their keys."""
     tiles = (beams * G + ROWS - 1) // ROWS
     tile = work % tiles
     rest = work // tiles
@@ -32,7 +32,7 @@ def work_item(
 
 @gluon.jit
 def own_range(tile, user, beams, G: gl.constexpr, A: gl.constexpr, ROWS: gl.constexpr):
-    """First beam of a tile, its place in the ancestor table and how many entries belong to the tile's beams."""
+    """First beam of a tile, its place in the ancestor table, and how many entries of it the tile's beams have."""
     beam = tile * ROWS // G
     last = gl.minimum((tile * ROWS + ROWS - 1) // G + 1, beams)
     return beam, (user.to(gl.int64) * beams + beam) * A, (last - beam) * A
