@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_support import CPU
+from compare_support import LIMIT, Record, estimate, whole_record
 from job_support import make_model, make_vocabulary
 
 from xgr_cli.bench_views import show_comparison
@@ -20,100 +18,27 @@ from xgr_cli.output import Output
 from xgr_engine.bench.choices import choose_options
 from xgr_engine.bench.compare import compare_files, compare_records, parse_share
 from xgr_engine.bench.options import BenchWishes
-from xgr_engine.bench.record import read_record, write_record
 from xgr_engine.bench.run import BenchCaller, run_bench
 from xgr_engine.errors import InputError, UsageError
 
-Record = dict[str, Any]
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-LIMIT = 0.05
-
-
-def _estimate(value: float) -> Record:
-    return {"value": value, "low": value * 0.99, "high": value * 1.01}
-
-
-def _contender(name: str, ms: float) -> Record:
-    return {
-        "name": name,
-        "status": "ok",
-        "latency_ms": {"p50": _estimate(ms)},
-        "users_per_s": _estimate(2000 / ms),
-        "device_peak_bytes": None,
-        "host_own_bytes": 5_000_000,
-        "parity": {"marks": []},
-    }
 
 
 def _of_samples(record: Record, count: int, factor: float = 1.0) -> Record:
     """``record`` with so many samples in its first entry, which is slower by the factor."""
     record = copy.deepcopy(record)
     one = record["rows"][0]["contenders"][0]
-    one["latency_ms"] |= {"samples": count, "p50": _estimate(10.0 * factor)}
-    one |= {"users_per_s": _estimate(200 / factor), "users_per_s_from": "median latency"}
+    one["latency_ms"] |= {"samples": count, "p50": estimate(10.0 * factor)}
+    one |= {"users_per_s": estimate(200 / factor), "users_per_s_from": "median latency"}
     if count == 1:
-        for estimate in (one["latency_ms"]["p50"], one["users_per_s"]):
-            estimate |= dict.fromkeys(("low", "high"), estimate["value"])
+        for figure in (one["latency_ms"]["p50"], one["users_per_s"]):
+            figure |= dict.fromkeys(("low", "high"), figure["value"])
     return record
-
-
-def _row(beam: int) -> Record:
-    shape = {"model": "quick", "dtype": "float32", "catalog": "500 items", "items": 500, "context": 16, "users": 2}
-    shape |= {"beam": beam, "top_k": beam, "score_over": "vocab", "shared_prefix": 0, "prompts": "synthetic"}
-    return {**shape, "contenders": [_contender("xgr", 10.0), _contender("paged", 20.0)]}
-
-
-def _options() -> Record:
-    return {
-        "geometries": ["quick"],
-        "model": None,
-        "vocab": None,
-        "inputs": [],
-        "items": 500,
-        "codes": 16,
-        "levels": 3,
-        "contexts": [16],
-        "users": [2],
-        "beams": [8, 16],
-        "top_k": None,
-        "score_over": "vocab",
-        "shared_prefix": 0,
-        "baselines": ["paged"],
-        "rows": True,
-        "attention": True,
-        "online": True,
-        "constraint": True,
-        "constraint_items": [100, 1000],
-        "slo_ms": 200.0,
-        "online_beams": [],
-        "online_contenders": ["xgr"],
-    }
-
-
-def _size(items: int) -> Record:
-    times = {"xgr_ms": 2.0, "head_ms": 1.0, "masked_ms": 9.0, "masked_head_ms": 3.0}
-    times |= {"constraint_ms": 1.0, "masked_constraint_ms": 6.0}
-    return {"items": items, "status": "ok", **times, "marks": [], "masked_marks": []}
 
 
 @pytest.fixture
 def record() -> Record:
-    """Of a run on a CPU with every part that is compared."""
-    shape = {"model": "quick", "context": 16, "beam": 16}
-    attention = {**shape, "users": 2, "own_tokens": 2, "status": "ok", "xgr_ms": 1.0, "paged_ms": 4.0}
-    table = {"geometry": "quick", "codes": "16x3", "users": 2, "beam": 16, "sizes": [_size(100), _size(1000)]}
-    return {
-        "schema_version": 1,
-        "kind": "bench",
-        "state": "done",
-        "left_out": [],
-        "options": _options(),
-        "machine": {"device": "cpu", "device_name": "Some CPU"},
-        "rows": [_row(8), _row(16)],
-        "attention": [attention],
-        "online": [{**shape, "contender": "xgr", "status": "ok", "rate": 100.0}],
-        "constraint": table,
-    }
+    return whole_record()
 
 
 def _worse(before: Record, after: Record) -> list[tuple[str, str, str, Any]]:
@@ -125,9 +50,6 @@ def _static(record: Record) -> Record:
     """As ``--preset static`` leaves it."""
     record["options"] |= {"rows": False, "attention": False, "online": False}
     return record | {"rows": [], "attention": [], "online": []}
-
-
-# ---- what no longer runs --------------------------------------------------------------------------------------------
 
 
 def test_a_row_that_vanished_is_a_regression(record: Record) -> None:
@@ -181,9 +103,6 @@ def test_what_was_not_asked_for_again_is_no_regression(
     compared = compare_records(record, after, LIMIT)
     assert compared["regressions"] == []
     assert compared["only_before"]
-
-
-# ---- figures --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [0, None, float("nan")])
@@ -307,9 +226,6 @@ def test_unfinished_records_and_rates_under_other_limits_are_warned_of(record: R
     assert compare_records(record, record, LIMIT)["warnings"] == []
 
 
-# ---- who is compared with whom --------------------------------------------------------------------------------------
-
-
 def _converted(record: Record, path: str, model: str | None, catalog: str = "sha256:c") -> Record:
     """``record`` as of ``--model path``."""
     record = copy.deepcopy(record)
@@ -381,110 +297,3 @@ def test_committed_results_stay_comparable() -> None:
             assert {line["ratio"] for line in compared["rows"]} == {1.0}
             count += 1
     assert count >= 9
-
-
-# ---- damaged files --------------------------------------------------------------------------------------------------
-
-
-def _put(record: Record, place: str, value: object) -> Record:
-    record = copy.deepcopy(record)
-    *way, last = [int(part) if part.isdigit() else part for part in place.split(".")]
-    target: Any = record
-    for part in way:
-        target = target[part]
-    target[last] = value
-    return record
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        ("machine.device_name", None, "machine.device_name must be a text, not null"),
-        ("machine.device_name", {"a": 1}, "machine.device_name must be a text"),
-        pytest.param("rows.0.contenders.1.latency_ms.p50.value", 10**400, "value is too large a number", id="10**400"),
-        ("rows.0.contenders.1.latency_ms.p50.value", True, "latency_ms.p50.value must be a number, not True"),
-        ("rows.0.contenders.1.latency_ms.p50.value", -1, "must be a number from 0 on"),
-        ("rows.0.contenders.1.latency_ms.p50.low", None, "latency_ms.p50 needs low and high"),
-        ("rows.1.contenders.0.host_own_bytes", "5 MB", "rows[1].contenders[0].host_own_bytes must be a number"),
-        ("rows.1.beam", [8], "rows[1].beam must be a whole number"),
-        ("rows.1.model", {}, "rows[1].model must be a text"),
-        ("rows.1.contenders", None, "rows[1].contenders must be a list"),
-        ("online.0", 1, "online[0] must be an object"),
-        ("options", [], "options must be an object"),
-        ("options.beams", None, "options.beams must be a list"),
-        ("subject", "model", "subject must be an object"),
-        ("constraint.sizes.0", None, "constraint.sizes[0] must be an object"),
-        ("left_out", [1], "left_out[0] must be an object"),
-        ("warnings", [1], "warnings[0] must be a text"),
-        ("rows.0.contenders.1.latency_ms.samples", "3", "latency_ms.samples must be a whole number"),
-        ("state", 1, "state must be a text"),
-    ],
-)
-def test_damaged_records_are_named_with_the_field(
-    record: Record, tmp_path: Path, place: str, value: object, said: str
-) -> None:
-    write_record(tmp_path / "whole.json", record)
-    write_record(tmp_path / "damaged.json", _put(record, place, value))
-    for pair in (("whole.json", "damaged.json"), ("damaged.json", "whole.json")):
-        with pytest.raises(InputError, match=r"damaged\.json: fields of") as raised:
-            compare_files(tmp_path / pair[0], tmp_path / pair[1], LIMIT)
-        assert said in raised.value.why
-
-
-def test_files_that_are_no_records_are_refused(record: Record, tmp_path: Path) -> None:
-    write_record(tmp_path / "a.json", record)
-    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "a.json").read_bytes())
-    assert read_record(tmp_path / "bom.json") == record
-    for version in (True, 1.0, "1", None, 2):
-        (tmp_path / "b.json").write_text(json.dumps({**record, "schema_version": version}))
-        with pytest.raises(InputError, match="has schema version"):
-            read_record(tmp_path / "b.json")
-    os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
-        with pytest.raises(InputError, match="is not a regular file"):
-            read_record(place)
-
-
-@pytest.mark.parametrize(
-    ("content", "what", "why"),
-    [
-        (None, "there is no such file", ""),
-        (b"", "is not the result of a benchmark", "it is empty"),
-        (b"{\n  x", "is not the result of a benchmark", "it is not JSON: line 2, column 3"),
-        (b"PAR1\xff\xfe", "is not the result of a benchmark", "it is not UTF-8 text, so it is not JSON"),
-        (b"[" * 100_000, "is not the result of a benchmark", "its JSON is nested too deeply"),
-        (b'{"kind": "manifest"}', "is not the result of a benchmark", 'its kind is "manifest", not bench'),
-        (b"[1]", "is not the result of a benchmark", "it names no kind"),
-        (b"9" * 5000, "is not the result of a benchmark", "it holds a number with too many digits"),
-    ],
-    ids=["missing", "empty", "text", "binary", "deep", "manifest", "list", "digits"],
-)
-def test_what_is_no_record_is_refused_in_words(tmp_path: Path, content: bytes | None, what: str, why: str) -> None:
-    """Not in those of the system or of a codec."""
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError) as raised:
-        read_record(path)
-    assert (raised.value.what, raised.value.why) == (f"{path}: {what}", why)
-    assert "xgr bench wrote with --out" in raised.value.hint
-
-
-def test_exit_codes_tell_a_regression_from_damaged_input(record: Record, tmp_path: Path) -> None:
-    running = {**copy.deepcopy(record), "state": "running"}
-    running["rows"].pop()
-    for name, one in (("a", record), ("b", running), ("c", _put(record, "machine.device_name", None))):
-        write_record(tmp_path / f"{name}.json", one)
-
-    def compare(*names: str) -> subprocess.CompletedProcess[str]:
-        files = [str(tmp_path / f"{name}.json") for name in names]
-        command = [sys.executable, "-m", "xgr_cli.main", "bench", "compare", *files, "--fail-over", "5%"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-    assert compare("a", "a").returncode == 0
-    worse = compare("a", "b")
-    assert worse.returncode == 1 and "missing" in worse.stdout
-    assert "b.json: is not a complete result, its state is running" in worse.stderr
-    damaged = compare("a", "c")
-    assert damaged.returncode == 2 and damaged.stdout == ""
-    assert "c.json: fields of" in damaged.stderr and "machine.device_name" in damaged.stderr

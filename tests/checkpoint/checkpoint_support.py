@@ -15,6 +15,7 @@ from token_support import byte_level, save_tokenizer
 from torch import Tensor
 
 from xgr_engine.catalog.trie import ItemTrie
+from xgr_engine.checkpoint.options import ConvertOptions
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -32,6 +33,11 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+
+def options(source: Path, **more: Any) -> ConvertOptions:
+    """Of a conversion into the directory beside the source."""
+    return ConvertOptions(**{"source": source, "out": source.parent / "out", **more})
 
 
 def make_checkpoint(

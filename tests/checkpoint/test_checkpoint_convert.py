@@ -1,4 +1,4 @@
-"""Conversion of good checkpoints: every family, tied and untied, sharded, of both transformers generations."""
+"""Conversion of Qwen and Llama checkpoints: what is stored, prompt, tokens, contract, and parity."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from checkpoint_support import (
     edit_tensors,
     make_checkpoint,
     one_sid_vocabulary,
+    options,
     shards_of,
 )
 from safetensors.torch import load_file
 
 from xgr_engine.checkpoint.convert import convert
-from xgr_engine.checkpoint.model_dir import ModelDir, load_model_dir
+from xgr_engine.checkpoint.model_dir import load_model_dir
 from xgr_engine.checkpoint.names import HF_DECODER
 from xgr_engine.checkpoint.options import ConvertOptions, describe
-from xgr_engine.errors import InputError, OutputExistsError, UsageError
+from xgr_engine.errors import InputError, UsageError
 from xgr_engine.models.spec import RopeSpec
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -39,10 +40,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama with all biases": {"family": "llama", "tied": False, "attention_bias": True, "mlp_bias": True},
     "qwen3 bfloat16": {"family": "qwen3", "tied": True, "dtype": torch.bfloat16, "shard_size": "20KB"},
 }
-
-
-def options(source: Path, **more: Any) -> ConvertOptions:
-    return ConvertOptions(**{"source": source, "out": source.parent / "out", **more})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -111,9 +108,6 @@ def test_rope_theta_alone_and_head_dim_of_hidden_over_heads(tmp_path: Path) -> N
     assert not spec.o_bias
 
 
-# ---- tied heads -----------------------------------------------------------------------------------------------------
-
-
 def test_tied_embeddings_with_lm_head_weight_absent(tmp_path: Path) -> None:
     """Case: tied embeddings, lm_head.weight absent: tied."""
     source = make_checkpoint(tmp_path / "source", tied=True)
@@ -140,9 +134,6 @@ def test_stored_head_that_differs_is_used_and_reported(tmp_path: Path) -> None:
     tensors = load_file(report.model.weights_path)
     assert torch.equal(tensors["head.weight"], tensors["embed.weight"] * 2)
     assert "a different one, which is used" in report.warnings[0]
-
-
-# ---- what is stored -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -219,9 +210,6 @@ print(read("VmHWM") - before)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < size * 0.4
-
-
-# ---- prompt, tokens, contract, vocabulary ---------------------------------------------------------------------------
 
 
 def test_everything_a_run_needs_comes_back_from_the_directory(tmp_path: Path) -> None:
@@ -304,95 +292,6 @@ def test_offsets_serve_checkpoints_without_tokenizer(tmp_path: Path) -> None:
 def test_bad_options(more: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ConvertOptions(**{"source": Path("source"), "out": Path("out"), **more})
-
-
-# ---- again ----------------------------------------------------------------------------------------------------------
-
-
-def _mark(model: ModelDir) -> int:
-    return model.weights_path.stat().st_mtime_ns
-
-
-def test_same_conversion_again_is_nothing_to_do(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "source")
-    first = convert(options(source))
-    again = convert(options(source), one_sid_vocabulary(1, 1, 1, content_hash="later"))
-    assert again.status == "unchanged"
-    assert _mark(again.model) == _mark(first.model)
-    assert again.model.fingerprint == first.model.fingerprint
-    assert again.model.vocab_checked is not None
-    assert again.model.vocab_checked["content_hash"] == "later"
-
-
-def test_other_files_or_options_are_refused_unless_fresh(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "source")
-    first = convert(options(source))
-    for more in ({"dtype": "bfloat16"}, {"prompt": "minionerec-eval"}, {"score_suffix": "eos"}):
-        with pytest.raises(OutputExistsError, match="exists") as caught:
-            convert(options(source, **more))
-        assert caught.value.exit_code == 2
-    edit_tensors(source, lambda t: t["model.norm.weight"].mul_(2))
-    with pytest.raises(OutputExistsError, match="other files or options"):
-        convert(options(source))
-    assert load_model_dir(first.model.path).fingerprint == first.model.fingerprint
-    fresh = convert(options(source, fresh=True))
-    assert fresh.status == "written"
-    assert fresh.model.fingerprint != first.model.fingerprint
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
-
-
-def test_unusable_model_directory_is_replaced_only_with_fresh(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "source")
-    model = convert(options(source)).model
-    model.weights_path.write_bytes(b"short")
-    with pytest.raises(OutputExistsError, match="cannot be used"):
-        convert(options(source))
-    convert(options(source, fresh=True)).model.verify_weights()
-
-
-def test_foreign_directory_is_never_replaced(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "source")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("mine")
-    for fresh in (False, True):
-        with pytest.raises(OutputExistsError, match="not written by"):
-            convert(options(source, fresh=fresh))
-    assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
-
-
-def test_empty_directory_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert convert(options(make_checkpoint(tmp_path / "source"))).status == "written"
-
-
-def test_killed_run_leaves_the_old_model_and_the_next_one_tidies_up(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "source")
-    model = convert(options(source)).model
-    code = f"""
-import os, signal
-from pathlib import Path
-import xgr_engine.checkpoint.convert as module
-from xgr_engine.checkpoint.options import ConvertOptions
-module._write_metadata = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-module.convert(ConvertOptions(Path({str(source)!r}), Path({str(model.path)!r}), dtype="bfloat16", fresh=True))
-"""
-    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == -9
-    load_model_dir(model.path).verify_weights()
-    assert len(list(tmp_path.iterdir())) == 3  # source, out, and what the killed run left
-    assert convert(options(source, dtype="bfloat16", fresh=True)).status == "written"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
-
-
-def test_same_source_gives_the_same_bytes_and_fingerprint(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "source", shard_size="20KB")
-    one = convert(options(source, out=tmp_path / "one")).model
-    two = convert(options(source, out=tmp_path / "two")).model
-    assert one.fingerprint == two.fingerprint
-    assert one.weights_path.read_bytes() == two.weights_path.read_bytes()
-    assert (one.path / "xgr.json").read_bytes() == (two.path / "xgr.json").read_bytes()
-
-
-# ---- verify ---------------------------------------------------------------------------------------------------------
 
 
 def test_verify_on_given_prompts(tmp_path: Path) -> None:
