@@ -108,10 +108,10 @@ def _selection(rows: Rows, quick: bool) -> int:
             step = triton.Step(beams, level, triton.Logits(values, normaliser), none, dead, work)
             leaves = level.leaf is not None
 
-            def call(step: triton.Step = step, leaves: bool = leaves) -> triton.Selection:
+            def call(step: triton.Step = step, leaves: bool = leaves) -> Beams:
                 return step.select(step.expand(), width, leaves=leaves)
 
-            good = _same(call().beams, *_expected(beams, level, values, normaliser, none, dead, width))
+            good = _same(call(), *_expected(beams, level, values, normaliser, none, dead, width))
             work.read.zero_()
             call()
             allowed, read = work.read.sum(0).tolist()

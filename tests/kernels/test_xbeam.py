@@ -55,16 +55,16 @@ def walk(trie: ItemTrie, device: str, excluded: list[np.ndarray], width: int, *,
         norm = step.expand()
         if level.leaf is not None:
             place, score = reference.select_top(scores.masked_fill(~leaf, -torch.inf), width)
-            yield live(candidates.child.gather(1, place), score), live_of(step.select(norm, width, leaves=True).beams)
+            yield live(candidates.child.gather(1, place), score), live_of(step.select(norm, width, leaves=True))
         keep = min(width, level.inner_count)
         if level.inner is None or keep == 0:
             return
         expected = reference.next_beams(candidates, scores, open_, beams, level, width)
         found = step.select(norm, keep, leaves=False, own_slot=100 * depth)
-        assert found.beams.node.shape == (users, keep)
-        yield live_of(expected), live_of(found.beams)
-        check_rows(expected, found.beams, level, 100 * depth)
-        beams, mine = found.beams, found.beams
+        assert found.node.shape == (users, keep)
+        yield live_of(expected), live_of(found)
+        check_rows(expected, found, level, 100 * depth)
+        beams, mine = found, found
 
 
 def poison(work: triton.Workspace) -> None:
@@ -144,9 +144,9 @@ def one_level(device: str, scores: torch.Tensor, k: int) -> tuple[list[int], tri
     logits = triton.Logits(scores.to(device).reshape(1, n), torch.zeros(1, device=device))
     step = triton.Step(Beams.root(1, torch.device(device)), level, logits, none, none, work)
     chosen = step.select(step.expand(), k, leaves=False)
-    alive = chosen.beams.score[0] > -torch.inf
-    assert torch.equal(chosen.beams.score[0][alive].cpu(), scores[chosen.beams.node[0][alive].cpu()])
-    return chosen.beams.node[0][alive].tolist(), work
+    alive = chosen.score[0] > -torch.inf
+    assert torch.equal(chosen.score[0][alive].cpu(), scores[chosen.node[0][alive].cpu()])
+    return chosen.node[0][alive].tolist(), work
 
 
 def sorted_top(scores: torch.Tensor, k: int) -> list[int]:

@@ -15,7 +15,7 @@ from xgr_engine.options import LANES
 from xgr_engine.xschedule.latency import LatencyModel
 from xgr_engine.xschedule.memory import CostModel, plan_limits
 from xgr_engine.xschedule.online import OnlineScheduler
-from xgr_engine.xschedule.scheduler import BatchLimits, filling, form_batches, split_too_long
+from xgr_engine.xschedule.scheduler import BatchLimits, form_batches, largest_captured, split_too_long
 
 
 def cut(prompt_lengths: list[int], limits: BatchLimits) -> tuple[list[NDArray[np.int64]], list[int]]:
@@ -61,8 +61,8 @@ def test_sizes_that_fill_a_captured_shape_are_those_of_the_engine() -> None:
     from xgr_engine.search.graphed import places_for
 
     for users in range(1, 600):
-        assert places_for(filling(users)) == filling(users) <= users
-        assert filling(users) == max(size for size in range(1, users + 1) if places_for(size) == size)
+        assert places_for(largest_captured(users)) == largest_captured(users) <= users
+        assert largest_captured(users) == max(size for size in range(1, users + 1) if places_for(size) == size)
     cost = CostModel(per_token=1000, per_row=500, per_user=2000, rows_per_user=64)
     assert plan_limits(cost, 10**9, 10_000, gpu=True).lanes == LANES
 
@@ -72,13 +72,13 @@ def test_sizes_that_fill_a_captured_shape_are_those_of_the_engine() -> None:
 def test_batches_of_fixed_shapes_fill_them_and_leave_room_for_the_common_beginning(
     lengths: list[int], tokens: int, users: int
 ) -> None:
-    limits = BatchLimits(tokens, filling(users), 1, 300, fixed_shapes=True)
+    limits = BatchLimits(tokens, largest_captured(users), 1, 300, fixed_shapes=True)
     batches = cut(lengths, limits)[0]
     assert sorted(int(n) for batch in batches for n in batch) == list(range(len(lengths)))
     for number, batch in enumerate(batches):
         held = [lengths[prompt] for prompt in batch]
         assert len(batch) == 1 or sum(held) + min(held) <= tokens
-        assert number + 1 == len(batches) or filling(len(batch)) == len(batch)
+        assert number + 1 == len(batches) or largest_captured(len(batch)) == len(batch)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -88,7 +88,7 @@ def test_a_gpus_budget_is_shared_by_its_lanes_unless_a_share_is_too_small_for_a_
     limits = plan_limits(cost, budget, 10_000, gpu=True, lanes=lanes)
     assert limits.lanes == lanes and limits.fixed_shapes and limits.level_rows == 129
     held = lanes * cost.of_batch(limits.tokens, limits.users)
-    assert 0.7 * budget < held <= budget and filling(limits.users) == limits.users
+    assert 0.7 * budget < held <= budget and largest_captured(limits.users) == limits.users
     alone = plan_limits(cost, int(1.5 * cost.of_batch(1, 1) / 0.8), 10_000, gpu=True, lanes=lanes)
     assert alone.lanes == 1 and alone.users == 1 and alone.rows_per_user == 64
     cpu = plan_limits(cost, budget, 10_000, gpu=False, lanes=lanes)

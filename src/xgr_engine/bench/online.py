@@ -22,7 +22,7 @@ from xgr_engine.bench.memory import free_device_bytes, free_memory, peak_memory
 from xgr_engine.bench.workloads import Batch, Prompt, Workload
 from xgr_engine.xschedule.engines import is_out_of_memory
 from xgr_engine.xschedule.online import OnlineScheduler
-from xgr_engine.xschedule.scheduler import BatchLimits, filling
+from xgr_engine.xschedule.scheduler import BatchLimits, largest_captured
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -176,7 +176,7 @@ class Server:
 
 def shapes(users: int) -> list[int]:
     """Sizes of the captured shapes that batches of up to ``users`` run in: 1, 2, 3, 4, 6, 8, 12, ..."""
-    return sorted({filling(count) for count in range(1, users + 1)} | {users})
+    return sorted({largest_captured(count) for count in range(1, users + 1)} | {users})
 
 
 def poisson_requests(workload: Workload, rate: float, count: int, seed: int) -> list[Request]:
@@ -211,7 +211,7 @@ def users_within(alone_ms: float, together_ms: float, users: int, slo_ms: float)
     """The most users, of the shapes' sizes and up to :data:`MOST_USERS`, whose batch ends within the limit, from the
     time of one user and that of a batch of ``users``. 1 where even one takes longer."""
     slope = max(together_ms - alone_ms, 0.02 * together_ms) / (users - 1) if users > 1 else alone_ms
-    return filling(int(np.clip(1 + (slo_ms - alone_ms) / max(slope, 1e-9), 1, MOST_USERS)))
+    return largest_captured(int(np.clip(1 + (slo_ms - alone_ms) / max(slope, 1e-9), 1, MOST_USERS)))
 
 
 def highest_rate(
@@ -338,7 +338,7 @@ def measure_online(
         fits = max(users // 2, fitted if fitted < users else 0)
         if own and (free := free_device_bytes(device)) is not None:
             fits = free * fitted * 9 // (own * 10)
-        less = filling(int(np.clip(fits, 1, users - 1)))
+        less = largest_captured(int(np.clip(fits, 1, users - 1)))
         note(f"    {users} users do not fit in memory, trying {less}")
         return less
 

@@ -13,7 +13,7 @@ from xgr_engine.search.setup import DeadNodes, Outcome, SearchSetup, score_suffi
 from xgr_engine.xattention.cache import KVCache
 from xgr_engine.xbeam.reference import merge_finished
 from xgr_engine.xbeam.state import Beams, Finished, TrieLevel
-from xgr_engine.xbeam.triton import Logits, Selection, Step, Workspace, candidate_capacity
+from xgr_engine.xbeam.triton import Logits, Step, Workspace, candidate_capacity
 
 
 class DeviceSearch:
@@ -67,7 +67,7 @@ class DeviceSearch:
             if level.inner is None:
                 break
             rows = min(setup.options.beam, level.inner_count)
-            beams = step.select(normaliser, rows, leaves=False, own_slot=free_slot).beams
+            beams = step.select(normaliser, rows, leaves=False, own_slot=free_slot)
             free_slot += rows
         score = score_suffix(setup, pool, cache, free_slot) if setup.score_suffix else pool.score
         return Outcome(pool.leaf, score, finite & ~score.isnan().any())
@@ -85,16 +85,15 @@ class DeviceSearch:
             cells=None,
         )
 
-    def _finish(self, pool: Finished, chosen: Selection, level: TrieLevel, depth: int) -> Finished:
+    def _finish(self, pool: Finished, chosen: Beams, level: TrieLevel, depth: int) -> Finished:
         """The pool with the chosen complete SIDs of ``depth`` codes added."""
         assert level.leaf is not None
-        beams = chosen.beams
         new = Finished(
-            leaf=level.leaf[beams.node].long(),
-            score=beams.score,
-            column=beams.column,
-            depth=torch.full_like(beams.node, depth),
-            ancestors=beams.ancestors,
+            leaf=level.leaf[chosen.node].long(),
+            score=chosen.score,
+            column=chosen.column,
+            depth=torch.full_like(chosen.node, depth),
+            ancestors=chosen.ancestors,
         )
         return new if pool.leaf.shape[1] == 0 else merge_finished(pool, new, self.setup.answers)
 

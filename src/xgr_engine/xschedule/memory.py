@@ -44,7 +44,7 @@ from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
 from xgr_engine.models.spec import AnySpec, EncoderDecoderSpec
 from xgr_engine.options import LANES, SearchOptions
-from xgr_engine.xschedule.scheduler import BatchLimits, filling
+from xgr_engine.xschedule.scheduler import BatchLimits, largest_captured
 
 # Share of the budget that the plan uses; the rest is for fragmentation and for what the cost model leaves out.
 _SAFETY = 0.8
@@ -178,7 +178,7 @@ def plan_limits(cost: CostModel, budget: int, longest_prompt: int, gpu: bool, la
     while users > 1 and cost.of_batch(0, users) > usable // 2:
         users -= 1
     if gpu:
-        users = filling(users)
+        users = largest_captured(users)
     longest = min(longest_prompt, (usable - cost.of_batch(0, 1)) // cost.per_token)
     tokens = min((usable - cost.of_batch(0, users)) // cost.per_token, cap_tokens)
     return BatchLimits(

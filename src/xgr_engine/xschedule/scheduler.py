@@ -21,8 +21,8 @@ class BatchLimits:
         rows: beam rows of all users together.
         rows_per_user: beam rows of one user at the widest level; never lowered to fit.
         longest_prompt: prompts with more tokens cannot be computed, not even alone.
-        fixed_shapes: the engine runs in captured shapes with a few user counts (:func:`filling`), over a cache of
-            ``tokens`` in which what all prompts of a batch begin with is stored once more. Batches must fit both.
+        fixed_shapes: the engine runs in captured shapes with a few user counts (:func:`largest_captured`), over a cache
+            of ``tokens`` in which what all prompts of a batch begin with is stored once more. Batches must fit both.
         level_rows: beam rows of one user, summed over the levels; the time of a batch grows with them.
         lanes: batches side by side on the device; the limits hold for each of them.
     """
@@ -41,7 +41,7 @@ class BatchLimits:
         return max(1, self.rows // max(1, self.rows_per_user))
 
 
-def filling(users: int) -> int:
+def largest_captured(users: int) -> int:
     """The largest user count, up to ``users``, that fills a captured shape: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
     power = 1 << (users.bit_length() - 1)
     return power * 3 // 2 if power >= 2 and users >= power * 3 // 2 else power
@@ -106,4 +106,4 @@ def batch_size(
             size = min(size, int((expected <= seconds).cumprod().sum()))
     # a single prompt above the token limit, but not above longest_prompt, is a batch of its own
     size = max(1, size)
-    return filling(size) if limits.fixed_shapes and size < waiting else size
+    return largest_captured(size) if limits.fixed_shapes and size < waiting else size

@@ -32,19 +32,6 @@ _TILE = 1024  # candidates of a step; buffers are padded to it
 
 
 @dataclass(frozen=True)
-class Selection:
-    """The k best candidates of each user, in node order; where there are fewer, the last places are dead.
-
-    Attributes:
-        beams: rows of the next level (node, score, column, ancestors), dead ones with score -inf and node 0.
-        parent: int64 [U, k] the row of the level before that each descends from.
-    """
-
-    beams: Beams
-    parent: Tensor
-
-
-@dataclass(frozen=True)
 class Workspace:
     """Buffers of a level's step.
 
@@ -166,12 +153,16 @@ class Step:
         )
         return out
 
-    def select(self, normaliser: Tensor, k: int, *, leaves: bool, own_slot: int | None = None) -> Selection:
+    def select(self, normaliser: Tensor, k: int, *, leaves: bool, own_slot: int | None = None) -> Beams:
         """The ``k`` best open prefixes, or with ``leaves`` the ``k`` best complete SIDs.
 
         Args:
             normaliser: from :meth:`expand`.
             own_slot: append ``own_slot + place`` to the ancestors: the slot of the new row's own token. None: do not.
+
+        Returns:
+            Rows of the next level [U, k] in node order. Where there are fewer, the last places are dead: score -inf,
+            node 0.
 
         Raises:
             ValueError: the level has none of that kind.
@@ -236,10 +227,11 @@ class Step:
             num_warps=4,
         )
 
-    def _choose(self, k: int, own_slot: int | None) -> Selection:
+    def _choose(self, k: int, own_slot: int | None) -> Beams:
         work, device = self.workspace, self.workspace.begin.device
         users, rows, own_tokens = self.beams.ancestors.shape
         own = own_slot is not None
+        # parent, the row that each descends from, is written by the kernel and read by nobody
         node, column, parent = (torch.empty((users, k), dtype=torch.int64, device=device) for _ in range(3))
         score = torch.empty((users, k), dtype=torch.float32, device=device)
         ancestors = torch.empty((users, k, own_tokens + own), dtype=torch.int32, device=device)
@@ -266,4 +258,4 @@ class Step:
             TILE=_TILE,
             num_warps=8,
         )
-        return Selection(Beams(node=node, score=score, column=column, ancestors=ancestors), parent)
+        return Beams(node=node, score=score, column=column, ancestors=ancestors)
