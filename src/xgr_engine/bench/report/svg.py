@@ -93,7 +93,7 @@ def span_chart(spans: Sequence[tuple[str, float, float]], unit: str, label: str)
         return _NOTHING.format("nothing was recorded")
     kinds = list(dict.fromkeys(kind for kind, _, _ in spans))
     end = max(stop for _, _, stop in spans)
-    left, row = 8 + math.ceil(_LETTER * max(map(len, kinds))), 34
+    left, row = 16 + math.ceil(_LETTER * max(map(len, kinds))), 34  # single words may be of wide letters
     height = row * len(kinds) + 40
     room = WIDTH - left - _RIGHT
     parts = []

@@ -176,25 +176,22 @@ def phases_table(phases: Record, timeline: Record | None) -> Table:
 
 
 def attention_table(entries: Sequence[Record]) -> Table:
-    """The engine's decode attention beside the paged one's."""
+    """The engine's decode attention beside the paged one's; FlashInfer's where its figure for a shape is known."""
     rows: list[list[object]] = []
+    with_flashinfer = any(one.get("paged_against_flashinfer") for one in entries)
     for one in entries:
         ok, known = one["status"] == "ok", one.get("paged_against_flashinfer")
-        rows.append(
-            [
-                shape_of(one),
-                one["heads"],
-                one.get("xgr_ms"),
-                one.get("paged_ms"),
-                one.get("paged_over_xgr"),
-                one.get("flashinfer_paged_ms"),
-                "-" if known is None else f"{known:.2f}" + (", more than 1.3" if known > 1.3 else ""),
-                one["kernels"] if ok else one["status"],
-                f"{one['relative_difference']:.1g}" if ok else None,
-            ]
-        )
-    columns = ("", "heads", "xgr ms", "paged ms", "paged / xgr", "FlashInfer's ms", "paged / FlashInfer's")
-    return Table("Decode attention of one layer", (*columns, "kernels", "output difference"), rows)
+        cells = [shape_of(one), one["heads"], one.get("xgr_ms"), one.get("paged_ms"), one.get("paged_over_xgr")]
+        if with_flashinfer:
+            ratio = "-" if known is None else f"{known:.2f}" + (", more than 1.3" if known > 1.3 else "")
+            cells += [one.get("flashinfer_paged_ms"), ratio]
+        difference = f"{one['relative_difference']:.1g}" if ok else None
+        rows.append([*cells, one["kernels"] if ok else one["status"], difference])
+    columns = ["", "heads", "xgr ms", "paged ms", "paged / xgr"]
+    columns += ["FlashInfer's ms", "paged / FlashInfer's"] if with_flashinfer else []
+    plain = any(one.get("kernels") == "reference" for one in entries)
+    notes = ("reference: both are plain torch, whose times say little about kernels of a GPU",) if plain else ()
+    return Table("Decode attention of one layer", (*columns, "kernels", "output difference"), rows, notes)
 
 
 def ablations_table(ablations: Record) -> Table:
