@@ -42,7 +42,7 @@ def test_merged_spans_keep_extent_and_kinds_and_are_few() -> None:
         ("hopper_attention_kernel", "attention"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", "attention"),
         ("aten::log_softmax", "head"),
-        ("_online_logsumexp_kernel", "head"),
+        ("_tile_logsumexp_kernel", "head"),
         ("shortlist_kernel", "selection"),
         ("Memcpy HtoD (Pinned -> Device)", "copy"),
         ("add_rms_norm_kernel", "elementwise"),
