@@ -22,7 +22,7 @@ OnEmpty = Literal["template", "reject"]
 OnError = Literal["reject", "fail"]
 Layout = Literal["nested", "long"]
 
-# Batches that a GPU works on side by side. One, with the next already queued behind it: two that compete for the card
+# Batches that a GPU computes side by side. One, with the next already queued behind it: two that compete for the GPU
 # took 586 ms where one after the other took 541 (H200, Qwen3-1.7B, 64 x 1000 tokens, W 256).
 LANES = 1
 

@@ -164,7 +164,7 @@ class Shards:
         try:
             file = stack.enter_context(safe_open(self._source / shard, framework="pt", device="cpu"))
             self._stacks[shard], self._open[shard] = stack, file
-            for name in file.keys():  # noqa: SIM118 - the handle is no mapping
+            for name in file.keys():  # noqa: SIM118 - the handle is not a mapping
                 view = file.get_slice(name)
                 if name in self.tensors:
                     raise CheckpointError(

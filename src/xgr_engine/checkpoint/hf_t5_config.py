@@ -71,7 +71,7 @@ def _gated(values: Mapping[str, Any], path: Path) -> bool:
             f"{path}: feed_forward_proj {feed_forward} is not supported",
             why=f"xgr computes {' and '.join(_GATED)}, T5's own and that of version 1.1",
         )
-    # transformers saves these two beside it and obeys them where they differ from what follows from it.
+    # transformers also saves these two, and obeys them where they contradict feed_forward_proj.
     for key, implied in (("dense_act_fn", _ACTIVATION[feed_forward]), ("is_gated_act", _GATED[feed_forward])):
         if (said := values.get(key, implied)) != implied:
             raise CheckpointError(

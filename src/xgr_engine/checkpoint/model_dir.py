@@ -5,7 +5,7 @@
     {"schema_version": 1, "kind": "model", "xgr_version": "...",
      "model": {ModelSpec or EncoderDecoderSpec fields},
      "contract": {"score_suffix": [token ids], "score_suffix_text": "\\n"},
-     "sid_tokens": [{"template": "<a_{}>" | null, "codes": [...], "token_ids": [...]}, ... one a level],
+     "sid_tokens": [{"template": "<a_{}>" | null, "codes": [...], "token_ids": [...]}, ... one per level],
      "prompt": {"name": "...", "template": "...", "bos_ids": [...], "eos_ids": [...] (only if there are any)},
      "weights": {"size": bytes, "tensors": {name, or "(header)": sha256 of its bytes}},
      "tokenizer": {file name: sha256},

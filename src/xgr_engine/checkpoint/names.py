@@ -89,7 +89,7 @@ _T5_BLOCKS = {
     "decoder": (("0", "SelfAttention", "attn"), ("1", "EncDecAttention", "cross"), ("2", "DenseReluDense", "mlp")),
 }
 _T5_ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "o"}
-# wi alone where there is no gate, wi_0 and wi_1 where there is one.
+# The up projection is called wi without a gate; with one, the two are wi_0 and wi_1.
 _T5_PLAIN = {"wi": "up", "wo": "down"}
 _T5_GATED = {"wi_0": "gate", "wi_1": "up", "wo": "down"}
 

@@ -25,7 +25,7 @@ class ConvertOptions:
         prompt: a preset's name or a template file; None for the history without words, in the architecture's form.
         end_token: id of the end token of prompts that have one; None for the tokenizer's, else that of config.json.
         sid_tokens: spelling of the semantic-ID tokens, ``<a_{}><b_{}><c_{}>``; None to find them.
-        token_offsets: one a level, for checkpoints whose tokens are offset + code; None to read the tokenizer.
+        token_offsets: one per level, for checkpoints whose tokens are offset + code; None to read the tokenizer.
         score_suffix: text scored after each SID, ``eos``, or empty.
         fresh: replace a model directory that is already there.
         verify: compare logits with transformers before the result is put in place.

@@ -50,7 +50,7 @@ class Model(Protocol):
     def spec(self) -> AnySpec: ...
 
     def new_cache(self, tokens: int, users: int, slots: int) -> KVCache:
-        """Room for ``users`` prompts of ``tokens`` tokens together and at least ``slots`` generated tokens a user."""
+        """Room for ``users`` prompts of ``tokens`` tokens together and at least ``slots`` generated tokens per user."""
         ...
 
     def prefill(self, pack: PackedPrompts, cache: KVCache) -> Tensor:

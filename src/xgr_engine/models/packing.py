@@ -53,7 +53,7 @@ class PackedPrompts:
         prefix = shared_prefix_length(prompts) if share else 0
         lengths = [len(prompt) for prompt in prompts]
         own = np.array(lengths) - prefix
-        region = prefix + np.concatenate([[0], np.cumsum(lengths)])  # the shared rows stand in front
+        region = prefix + np.concatenate([[0], np.cumsum(lengths)])  # the shared rows come first
         head = np.arange(prefix)
         own_rows = [np.arange(start + prefix, end) for start, end in pairwise(region)]
         shared = [prefix] if prefix else []

@@ -1,4 +1,4 @@
-"""The search with shapes that follow the data, in plain torch: the definition, and the quickest way on a CPU."""
+"""The search with shapes that follow the data, in plain torch: the definition, and the fastest way on a CPU."""
 
 from __future__ import annotations
 

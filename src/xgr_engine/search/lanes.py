@@ -66,7 +66,7 @@ class Lane:
         return self._last is None or bool(self._last.query())  # type: ignore[no-untyped-call]
 
     def run(self, pack: PackedPrompts, dead: DeadNodes, copied: torch.cuda.Event | None = None) -> Queued:
-        """Queue a batch behind ``copied``, the upload of its inputs."""
+        """Queue a batch, to start after ``copied``, the event that ends the upload of its inputs."""
         with torch.cuda.stream(self.stream):
             if copied is not None:
                 self.stream.wait_event(copied)

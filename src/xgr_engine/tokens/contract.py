@@ -21,7 +21,7 @@ class ScoreContract:
 
     Attributes:
         suffix_ids: their ids.
-        suffix_text: the text they stand for, for people.
+        suffix_text: the text that they stand for, for human readers.
     """
 
     suffix_ids: tuple[int, ...] = ()

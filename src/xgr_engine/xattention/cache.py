@@ -74,7 +74,7 @@ class KVCache:
         return self.prompt_k.shape[1]
 
     def begin(self, lengths: list[int], shared: int) -> None:
-        """Start a batch of prompts of ``lengths`` [U] behind ``shared`` rows; further places hold empty prompts.
+        """Start a batch of prompts of ``lengths`` [U] after ``shared`` rows; further places hold empty prompts.
 
         Raises:
             ValueError: the batch does not fit.

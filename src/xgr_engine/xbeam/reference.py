@@ -1,7 +1,7 @@
 """One step of trie beam search in plain torch: the definition, the oracle, and the CPU path.
 
 Candidates of a beam are its children in the trie and nothing else: no mask over the vocabulary, no invalid item. Rows,
-children and leaves all stand in SID order, so "ties by SID" is "first position wins", and nothing is ever sorted
+children and leaves are all in SID order, so "ties by SID" is "first position wins", and nothing is ever sorted
 before the final ranking.
 """
 

@@ -1,12 +1,12 @@
 """Causal attention of ragged prompts for Hopper (compute capability 9.0), scheduled by hand in Gluon.
 
-Programs walk over a list of work made on the host (``xattention/ragged.py``): 128 query tokens of one head
-each. As in the decode kernel beside this one, a producer brings tiles into shared memory with the tensor memory
-accelerator and two consumer warpgroups own 64 query rows each; the consumers' steps are the same code. Keys are walked
-downwards from the diagonal: the tiles that need a mask come first and all others need none. The heads of a group stand
-next to each other in the list, so that the second finds the keys of the first in the L2 cache.
+Programs walk over a list of work items that the host made (``xattention/ragged.py``), each 128 query tokens of one
+head. As in the decode kernel (``kernel.py``), a producer brings tiles into shared memory with the tensor memory
+accelerator and two consumer warpgroups own 64 query rows each; the consumers' steps are the same code. Keys are visited
+downwards from the diagonal, so that the tiles that need a mask come first. The heads of a group are neighbours in the
+list, so that the second finds the keys of the first in the L2 cache.
 
-Keys and values behind the last sequence read as zeros (the tensor map ends there), so nothing that lies there matters.
+Keys and values after the last sequence are read as zeros (the tensor map ends there), so that they do not matter.
 """
 
 # Gluon kernels are compiled from source; annotations in them would describe nothing.
@@ -99,7 +99,7 @@ def _consume(
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
         following = _item(work_list, work + gl.num_programs(0), works)
         tiles = (position + rows + KEYS - 1) // KEYS
-        masked = tiles - (position + 1) // KEYS  # tiles that hold keys behind the first query
+        masked = tiles - (position + 1) // KEYS  # tiles that hold keys after the first query
         my_q = q_smem.index(q_stage * 2 + INDEX)
 
         mbarrier.wait(q_full.index(q_stage), q_phase)

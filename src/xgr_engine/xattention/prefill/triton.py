@@ -102,7 +102,7 @@ def _prefill_kernel(
             b_v = tl.load(v + at + offset, mask=d_ok[None, :], other=0.0)
         s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         m, total, acc = _fold(s, b_v, m, total, acc, scale, PRECISION)
-    seen = position + rows  # keys that the last query sees: nothing behind them is read
+    seen = position + rows  # keys that the last query sees; nothing after them is read
     for key in range(clear, seen, KEYS):
         at = base + key * stride_token
         inside = (key + n < seen)[:, None] & d_ok[None, :]
