@@ -23,7 +23,8 @@ OnError = Literal["reject", "fail"]
 Layout = Literal["nested", "long"]
 
 # Batches that a GPU computes side by side. One, with the next already queued behind it: two that compete for the GPU
-# took 586 ms where one after the other took 541 (H200, Qwen3-1.7B, 64 x 1000 tokens, W 256).
+# took 587 ms per batch where one after the other took 541 (H200, Qwen3-1.7B, 64 x 1000 tokens, W 256; see
+# docs/performance.md).
 LANES = 1
 
 _MOST_THREADS = 1024
