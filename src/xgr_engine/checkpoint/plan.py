@@ -96,9 +96,10 @@ def _settle_head(
     head = names.to_foreign(_HEAD) or _HEAD
     if head not in shards.tensors:
         if not spec.tied:
+            absent = "" if isinstance(spec, EncoderDecoderSpec) else " (or absent, which means false)"
             raise CheckpointError(
                 f"{source}: {head} is missing, and config.json does not tie it to the embedding",
-                why=f"tie_word_embeddings is false{'' if _is_t5(spec) else ' (or absent, which means false)'}",
+                why=f"tie_word_embeddings is false{absent}",
                 hint="if the model was trained with tied embeddings, set tie_word_embeddings to true in config.json"
                 + (_KEEP_SCALE if isinstance(spec, EncoderDecoderSpec) and not spec.scaled_output else ""),
             )
@@ -118,10 +119,6 @@ def _same(shards: Shards, one: str, other: str) -> bool:
     if shards.tensors[one].dtype != shards.tensors[other].dtype:
         return False
     return torch.equal(shards.read(one), shards.read(other))
-
-
-def _is_t5(spec: AnySpec) -> bool:
-    return isinstance(spec, EncoderDecoderSpec)
 
 
 def _check_complete(spec: AnySpec, ours: dict[str, str], unknown: list[str], source: Path, names: NameMap) -> None:
@@ -182,7 +179,7 @@ def _stored_dtype(ours: dict[str, str], shards: Shards, source: Path) -> str:
 
 def _check_range(spec: AnySpec, stored: str, dtype: str | None, source: Path) -> None:
     """Refuse float16, asked for or else stored, for a T5, whose activations it cannot hold."""
-    if not _is_t5(spec) or (dtype or stored) != "float16":
+    if not isinstance(spec, EncoderDecoderSpec) or (dtype or stored) != "float16":
         return
     raise CheckpointError(
         f"{source}: a T5 cannot be stored in float16"

@@ -50,7 +50,7 @@ class PackedPrompts:
         Args:
             share: compute only once what all prompts begin with; for causal models only.
         """
-        prefix = shared_prefix_length(prompts) if share else 0
+        prefix = _shared_prefix_length(prompts) if share else 0
         lengths = [len(prompt) for prompt in prompts]
         own = np.array(lengths) - prefix
         region = prefix + np.concatenate([[0], np.cumsum(lengths)])  # the shared rows come first
@@ -72,7 +72,7 @@ class PackedPrompts:
         )
 
 
-def shared_prefix_length(prompts: list[NDArray[np.int32]]) -> int:
+def _shared_prefix_length(prompts: list[NDArray[np.int32]]) -> int:
     """Tokens that all prompts begin with, leaving each at least one of its own; 0 for a single prompt."""
     if len(prompts) < 2:
         return 0

@@ -279,7 +279,7 @@ class PromptRenderer:
                 hint="convert it with `--prompt sids-only`, a T5 with `--prompt tiger`",
             )
         ids = list(self.spec.bos_ids)
-        for part in self._template.parts([self.item_text(sid) for sid in history]):
+        for part in self._template.parts([self._item_text(sid) for sid in history]):
             ids += self._tokenizer.encode(part, add_special_tokens=False).ids
         return [*ids, *self.spec.eos_ids]
 
@@ -295,7 +295,7 @@ class PromptRenderer:
             low, high = (middle, high) if fits else (low, middle - 1)
         return self._tokenise(history[len(history) - low :]), len(history) - low
 
-    def item_text(self, sid: Sid) -> str:
+    def _item_text(self, sid: Sid) -> str:
         """The tokens of ``sid`` as text, ``<a_1><b_2>``; KeyError or IndexError if the model has no such token."""
         return "".join([self._texts[level][code] for level, code in enumerate(sid)])
 
