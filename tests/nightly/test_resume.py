@@ -11,6 +11,7 @@ from job_support import Place
 from nightly_support import SHARD_ROWS, SHARDS, Gone, Stage, fails_at, raises, same_output
 
 from xgr_engine.errors import OutputExistsError, OutputWriteError
+from xgr_engine.job import run as run_module
 from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.options import OperationOptions
 from xgr_engine.job.outdir import OutDir
@@ -174,6 +175,23 @@ def test_shard_states_that_cannot_be_removed_fail_no_finished_run(place: Place, 
     report = stage.run(place.options(users), lambda number: held.mkdir(exist_ok=True))
     assert report.failure is None and (place.out / "_SUCCESS").exists() and place.manifest()["state"] == "done"
     assert stage.run(place.options(users)).record["state"] == "nothing-to-do"
+
+
+def test_a_stop_just_after_the_first_manifest_is_in_it(
+    place: Place, stage: Stage, users: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said running, of a run that had ended in good order."""
+    write = run_module.write_manifest
+
+    def stopped_once(path: Path, record: Any) -> None:
+        write(path, record)
+        if record["state"] == "running":
+            raise Stopped("SIGTERM", 143)
+
+    monkeypatch.setattr(run_module, "write_manifest", stopped_once)
+    with pytest.raises(Stopped):
+        stage.run(place.options(users))
+    assert (place.manifest()["state"], place.manifest()["attempts"][-1]["signal"]) == ("interrupted", "SIGTERM")
 
 
 @pytest.mark.parametrize("error", [Stopped("SIGTERM", 143), OutputWriteError("no space for the directory")])

@@ -222,8 +222,8 @@ def _attempt(job: OpenedJob, caller: Caller, record: dict[str, Any], started: fl
         job.out.clear()
     job.out.create(job.shards)
     job.out.sweep()
-    write_manifest(job.out.manifest, record)
     with _recorded(job, caller, record, started):
+        write_manifest(job.out.manifest, record)
         if loaded is not None and maker is not None:
             failure = _compute(job, caller, maker, loaded, record)
             if failure is not None:
