@@ -120,10 +120,11 @@ def misfit(value: Any, shape: Any, place: str = "") -> str | None:
         shape: a type; None for null; a tuple of shapes any of which will do; a list with the shape of every entry; or a
             dictionary with the shapes of keys, which may be missing where the name ends in ``?``, and under ``str`` the
             shape of every key's value.
-        place: of the value itself, such as ``level_reports[0]``.
+        place: of the value itself, such as ``level_reports[0]``; the whole document is ``.``.
     """
+    here = place or "."
     if isinstance(shape, tuple):
-        return place if all(misfit(value, one, place) is not None for one in shape) else None
+        return here if all(misfit(value, one, place) is not None for one in shape) else None
     if isinstance(shape, list) and isinstance(value, list):
         inner = [(entry, shape[0], f"{place}[{number}]") for number, entry in enumerate(value)]
     elif isinstance(shape, dict) and isinstance(value, dict):
@@ -135,10 +136,10 @@ def misfit(value: Any, shape: Any, place: str = "") -> str | None:
         kinds = {key: shape.get(key, shape.get(f"{key}?", every)) for key in value}
         inner = [(value[key], kind, f"{dot}{key}") for key, kind in kinds.items()]
     elif shape is None or isinstance(shape, list | dict):
-        return None if value is shape else place
+        return None if value is shape else here
     else:  # true and false are no numbers
         fits = isinstance(value, shape) and (shape in (bool, object) or not isinstance(value, bool))
-        return None if fits else place
+        return None if fits else here
     return next((wrong for part in inner if (wrong := misfit(*part)) is not None), None)
 
 

@@ -16,6 +16,7 @@ from xgr_engine.job.engine import LoadedEngine
 from xgr_engine.job.options import OperationOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.read_back import AuditError
+from xgr_engine.job.resume import NOTES_KEY
 from xgr_engine.job.run import Caller, plan_job, run_job
 from xgr_engine.job.stop import Stop, Stopped
 
@@ -167,6 +168,21 @@ def test_a_flipped_byte_in_an_unfinished_run_costs_only_its_shard(place: Place, 
     part.unlink()
     report = stage.run(options)
     assert report.record["state"] == "too-many-rejects" and stage.calls == [9]
+
+
+@pytest.mark.parametrize("notes", [None, b"{", b"[]", b"{}", b'{"counts": {"rows": "1"}, "batch_seconds": []}'])
+def test_a_shard_whose_state_has_no_sound_notes_is_done_again(
+    place: Place, stage: Stage, users: Path, whole: Path, notes: bytes | None
+) -> None:
+    """They are in the metadata of a Parquet file, which no checksum covers."""
+    options = place.options(users, shard_rows=SHARD_ROWS)
+    with pytest.raises(Gone):
+        stage.run(options, fails_at(3, Gone()))
+    state = place.out / "_xgr" / "shards" / f"part-00000-of-{SHARDS:05d}.parquet"
+    table = pq.read_table(state)
+    pq.write_table(table.replace_schema_metadata(None if notes is None else {NOTES_KEY: notes}), state)
+    assert stage.run(options).record["state"] == "done"
+    assert stage.calls[0] == SHARD_ROWS and same_output(place.out, whole)
 
 
 def test_shard_states_that_cannot_be_removed_fail_no_finished_run(place: Place, stage: Stage, users: Path) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xgr_engine.errors import OutputExistsError
+from xgr_engine.files import misfit, parse_json
 from xgr_engine.job.filesystems import parquet_source
 from xgr_engine.job.inputs import InputFile, Inputs
 from xgr_engine.job.manifest import differences, fingerprint, input_fields
@@ -28,6 +29,9 @@ from xgr_engine.job.shards import Shard
 
 FINGERPRINT_KEY = b"xgr.fingerprint"
 PART_KEY = b"xgr.part"
+# In the state file of a shard, beside its rejects: what it adds to the sums of the run.
+NOTES_KEY = b"xgr.notes"
+_NOTES = {"counts": {str: int}, "batch_seconds": [(int, float)]}
 _BLOCK = 1 << 20
 _SHOWN = 5
 
@@ -129,7 +133,7 @@ def is_finished(part: Path, sidecar: Path, fingerprints: Collection[str]) -> boo
     Args:
         fingerprints: of the run, and those it had before an unreadable input was repaired.
     """
-    return _has_good_pages(sidecar) and is_of_run(part, fingerprints)
+    return _is_good_state(sidecar) and is_of_run(part, fingerprints)
 
 
 def is_of_run(part: Path, fingerprints: Collection[str]) -> bool:
@@ -175,6 +179,27 @@ def _is_intact(part: Path, fingerprints: Collection[str], stamp: Mapping[str, in
     if status.st_size != stamp["bytes"]:
         return False
     return status.st_mtime_ns == stamp["mtime_ns"] or _has_good_pages(part)
+
+
+def read_notes(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    """``counts`` by name and ``batch_seconds`` of a shard, from the metadata of its state file.
+
+    Raises:
+        ValueError: they are not there, or damaged: no checksum of Parquet covers them.
+    """
+    notes: dict[str, Any] = parse_json((metadata or {}).get(NOTES_KEY, b""))
+    if wrong := misfit(notes, _NOTES):
+        raise ValueError(f'"{wrong}" is missing or has the wrong type')
+    return notes
+
+
+def _is_good_state(path: Path) -> bool:
+    try:
+        schema = pq.read_schema(path)
+        read_notes(schema.metadata)
+    except (OSError, ValueError):  # ArrowInvalid among them
+        return False
+    return {"row", "reason"}.issubset(schema.names) and _has_good_pages(path)
 
 
 def _has_good_pages(path: Path) -> bool:

@@ -26,7 +26,7 @@ from xgr_engine.job.options import RecommendOptions
 from xgr_engine.job.outdir import OutDir
 from xgr_engine.job.output import ItemColumns, all_rejects, long_table, nested_table, rejects_table
 from xgr_engine.job.prompts import Prepared, PromptMaker
-from xgr_engine.job.resume import PART_KEY
+from xgr_engine.job.resume import NOTES_KEY, PART_KEY, read_notes
 from xgr_engine.job.shards import Piece, Shard
 from xgr_engine.job.stop import Stop
 from xgr_engine.options import Exclusion
@@ -34,8 +34,6 @@ from xgr_engine.progress import ProgressSink
 from xgr_engine.xschedule.engines import numbers
 from xgr_engine.xschedule.pipeline import Stages
 from xgr_engine.xschedule.results import Ranked
-
-_NOTES_KEY = b"xgr.notes"
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class ShardWork:
                 "batch_seconds": [round(seconds, 6) for seconds in done.batch_seconds],
             }
             rejects = pa.concat_tables(done.rejects)
-            noted = rejects.replace_schema_metadata({_NOTES_KEY: json.dumps(notes).encode()})
+            noted = rejects.replace_schema_metadata({NOTES_KEY: json.dumps(notes).encode()})
             write_table(self._out.sidecar(shard), noted)
             # these columns are in the names of the directories
             table = pa.concat_tables(done.tables).drop_columns(list(self._options.partition_by))
@@ -276,7 +274,7 @@ class Finisher:
             try:
                 for shard in shards:
                     table = _read_table(self._out.sidecar(shard))
-                    notes = json.loads(table.schema.metadata[_NOTES_KEY])
+                    notes = read_notes(table.schema.metadata)
                     merged.counts.update(notes["counts"])
                     merged.batch_seconds.extend(notes["batch_seconds"])
                     merged.reasons.update(table.column("reason").to_pylist())
