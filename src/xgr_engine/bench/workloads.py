@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xgr_engine.bench.geometries import Geometry
+from xgr_engine.catalog.distinct import distinct
 from xgr_engine.catalog.trie import ItemTrie, build_trie
 from xgr_engine.catalog.vocabulary import load_vocabulary
 from xgr_engine.checkpoint.model_dir import load_model_dir
@@ -148,7 +149,7 @@ def synthetic_catalog(items: int, codes: int, levels: int, seed: int = 0) -> Ben
             numbers = generator.permutation(codes**levels)[:items]
         else:
             more = generator.integers(0, codes**levels, missing + missing // 16 + 16)
-            numbers = np.unique(np.concatenate([numbers, more]))
+            numbers = distinct(np.concatenate([numbers, more]))
     if len(numbers) > items:
         numbers = generator.choice(numbers, items, replace=False)
     sids = np.empty((items, levels), np.int32)

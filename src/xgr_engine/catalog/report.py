@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.distinct import distinct
 from xgr_engine.catalog.trie import ItemTrie
 from xgr_engine.errors import UsageError
 
@@ -114,4 +115,4 @@ def structure_warnings(trie: ItemTrie, levels: Sequence[LevelReport]) -> list[st
 def _distinct(codes: NDArray[np.int32], largest: int) -> int:
     if largest < 4 * len(codes) + 1024:
         return int(np.count_nonzero(np.bincount(codes, minlength=1)))
-    return len(np.unique(codes))
+    return len(distinct(codes))

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.distinct import distinct
 from xgr_engine.errors import CatalogError
 
 IntArray = NDArray[np.int32]
@@ -83,7 +84,7 @@ class ItemTrie:
 
     def places_of(self, rows: IntArray) -> NDArray[np.int64]:
         """Places in ``items`` of those ``rows`` of ``items.parquet`` that the trie has: ascending, without repeats."""
-        rows = np.unique(rows)
+        rows = distinct(rows)
         if len(rows) == 0 or self.num_items == 0:
             return np.empty(0, np.int64)
         rows = rows.astype(self.items.dtype, copy=False)  # searchsorted with another dtype would copy all items
@@ -228,7 +229,7 @@ class ItemForest(ItemTrie):
         return self.first_leaf
 
     def places_of(self, rows: IntArray) -> NDArray[np.int64]:
-        rows = np.unique(rows)
+        rows = distinct(rows)
         if len(rows) == 0 or self.num_items == 0:
             return np.empty(0, np.int64)
         by_row, sorted_rows = self._by_row

@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.distinct import distinct
 from xgr_engine.catalog.ids import canonical
 from xgr_engine.catalog.readers.csv_quotes import check_quotes
 from xgr_engine.catalog.vocabulary import Vocabulary
@@ -45,7 +46,7 @@ class ItemList:
         rows = vocabulary.rows_of(ids)
         missing = np.flatnonzero(rows < 0)
         examples = tuple(str(ids[int(at)].as_py()) for at in missing[:_SHOWN])
-        return cls(np.unique(rows[rows >= 0]), len(ids), len(missing), examples, sha256)
+        return cls(distinct(rows[rows >= 0]), len(ids), len(missing), examples, sha256)
 
 
 def read_item_list(option: str, paths: tuple[str, ...], column: str, vocabulary: Vocabulary) -> ItemList:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xgr_engine.catalog.distinct import distinct
 from xgr_engine.catalog.vocabulary import Vocabulary
 from xgr_engine.metrics.bootstrap import LEVEL, mean_intervals
 from xgr_engine.metrics.ranking import FloatArray, metric_names
@@ -87,7 +88,7 @@ def coverage(tally: Tally, vocabulary: Vocabulary, ks: tuple[int, ...]) -> dict[
     by_k = {}
     for at, k in enumerate(ks):
         items = int(tally.covered[at].sum())
-        sids = len(np.unique(leaf_of_row[tally.covered[at]]))
+        sids = len(distinct(leaf_of_row[tally.covered[at]]))
         by_k[str(k)] = {
             "items": items,
             "item_share": items / max(vocabulary.num_items, 1),
