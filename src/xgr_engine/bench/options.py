@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from xgr_engine.errors import UsageError
-from xgr_engine.options import ScoreOver
+from xgr_engine.options import ScoreOver, check_types
 
 PRESETS = ("sid-gr", "xgr-paper", "static", "quick")
 _NUMBER = re.compile(r"\d+(\.\d+)?([eE]\+?\d{1,4})?")
@@ -79,6 +79,7 @@ class BenchOptions:
     time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("contexts", "users", "beams"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise UsageError(f"--{name.rstrip('s')}: needs numbers of at least 1")
@@ -136,6 +137,9 @@ class BenchWishes:
     budget_s: float | None = None
     time_limit_s: float | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
 
 def preset_options(name: str, *, on_gpu: bool) -> BenchOptions:

@@ -197,7 +197,7 @@ def _is_good_state(path: Path) -> bool:
     try:
         schema = pq.read_schema(path)
         read_notes(schema.metadata)
-    except (OSError, ValueError):  # ArrowInvalid among them
+    except (OSError, ValueError, pa.ArrowException):
         return False
     return {"row", "reason"}.issubset(schema.names) and _has_good_pages(path)
 
