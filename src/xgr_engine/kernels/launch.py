@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
+
+LOG2E = math.log2(math.e)  # softmax in base 2: exp(x) = exp2(x * LOG2E), and exp2 is what the hardware computes
 
 
 def ceil_div(n: int, d: int) -> int:

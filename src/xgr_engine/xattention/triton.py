@@ -25,9 +25,8 @@ import triton.language as tl
 from torch import Tensor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.kernels.launch import ceil_div, is_hopper, multiprocessors, power_of_two
+from xgr_engine.kernels.launch import LOG2E, ceil_div, is_hopper, multiprocessors, power_of_two
 
-LOG2E = 1.4426950408889634
 _MERGE_LINES = 8  # lines per program of the merging kernel
 
 

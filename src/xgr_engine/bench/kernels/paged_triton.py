@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xgr_engine.xattention.triton import LOG2E, merge_states
+from xgr_engine.kernels.launch import LOG2E
+from xgr_engine.xattention.triton import merge_states
 
 _COPY_LINE = 1024  # elements a program of the copy moves at once
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LOG2E = 1.4426950408889634
+from xgr_engine.kernels.launch import LOG2E
 
 State = tuple[Tensor, Tensor]  # values [P, U, R, Hq, D] of P parts; maximum and sum, [2, P, U, R, Hq]
 

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from xgr_engine.bench.kernels.staged_reference import State
-from xgr_engine.xattention.triton import LOG2E, attend, tiles_for
+from xgr_engine.kernels.launch import LOG2E
+from xgr_engine.xattention.triton import attend, tiles_for
 
 _LINES = 8  # queries (a row's heads) of a program
 _MOVED = 256  # elements of a row that a re-ordering program moves

@@ -13,11 +13,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.kernels.launch import is_hopper, multiprocessors
+from xgr_engine.kernels.launch import LOG2E, is_hopper, multiprocessors
 from xgr_engine.xattention.hopper.prefill_kernel import hopper_prefill_kernel
 from xgr_engine.xattention.ragged import Cut, Ragged
 
-LOG2E = 1.4426950408889634
 ROWS = 128  # query tokens of a work item
 
 

@@ -65,7 +65,7 @@ def works(device: torch.device) -> bool:
         _LOG.warning("%s: a trial call failed (%s); FlashAttention-3 is not used", _entry()[0], problem)
         return False
     if not error < _TOLERANCE:
-        _LOG.warning("%s: a trial call had an error of %.1e; FlashAttention-3 is not used", _entry()[0], error)
+        _LOG.warning("%s: a trial call was wrong by %.1e; FlashAttention-3 is not used", _entry()[0], error)
         return False
     return True
 

@@ -18,10 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from xgr_engine.errors import UsageError
-from xgr_engine.kernels.launch import power_of_two
+from xgr_engine.kernels.launch import LOG2E, power_of_two
 from xgr_engine.xattention.ragged import Cut, Ragged
-
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
