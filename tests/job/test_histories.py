@@ -151,6 +151,15 @@ def test_sids_deeper_than_todays_catalog_stay_in_the_prompt_if_the_model_can_spe
     assert resolved.leaves.tolist() == [-1, 1, -1]
 
 
+def test_a_row_of_tokens_fares_alike_whether_or_not_another_row_writes_them_as_text(place: Place) -> None:
+    row = [*tokens(SIDS[3]), -1, 5_000_000_000]
+    alone = prepare(place, [row], history_format="tokens")
+    beside = prepare(place, [row, [str(token) for token in tokens(SIDS[4])], ["x"]], history_format="tokens")
+    assert alone.prompts[0].tolist() == beside.prompts[0].tolist() == tokens(SIDS[3])
+    assert beside.prompts[1].tolist() == tokens(SIDS[4])
+    assert [(reject.row, reject.reason) for reject in beside.rejects] == [(2, "bad-token")]
+
+
 def test_stray_tokens_count_as_unknown_and_never_become_an_item(place: Place) -> None:
     good = tokens(SIDS[3])
     column = [[0, 1, *good, good[1], good[2], good[0]], [0]]

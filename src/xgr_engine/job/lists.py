@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,6 +30,10 @@ Fault = tuple[str, str]  # reason code, detail
 
 # Largest integers that a float type holds without gaps: beyond them two ids may already have become one.
 _EXACT_BITS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}
+
+
+# 18 digits always fit an int64.
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -276,8 +281,10 @@ def as_token_ids(lists: Lists, name: str) -> tuple[NDArray[np.int64], dict[int, 
             numbers = np.minimum(numbers, np.uint64(2**62))
         return numbers.astype(np.int64), faults
     texts = lists.values.cast(pa.large_string()).to_pylist()
-    tokens = np.array([int(text) if text.isdecimal() and len(text) < 10 else -1 for text in texts], np.int64)
+    # Integers beside texts have become texts, in whatever row of the batch they stand.
+    numbers_only = np.array([_TOKEN_ID.fullmatch(text) is not None for text in texts], np.bool_)
+    tokens = np.array([int(text) if ok else -1 for text, ok in zip(texts, numbers_only, strict=True)], np.int64)
     owner = np.repeat(np.arange(len(lists)), lists.lengths)
-    for row in np.unique(owner[tokens < 0]):
+    for row in np.unique(owner[~numbers_only]):
         faults[int(row)] = ("bad-token", f"{name} holds text that is not a token id")
     return tokens, faults
