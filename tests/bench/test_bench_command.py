@@ -82,7 +82,8 @@ def test_a_stopped_run_keeps_what_it_measured_and_says_so(tmp_path: Path, number
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert time.monotonic() - begin < 15.0
-    assert len(stderr.splitlines()) == 1 and f"stopped by {number.name} after" in stderr
+    said = [line for line in stderr.splitlines() if "other programs kept" not in line]  # of a busy machine
+    assert len(said) == 1 and f"stopped by {number.name} after" in said[0]
     assert "1 of 2 rows measured" in stderr and str(out) in stderr and "6 tokens x 2 users x W 3" in stderr
     record = read_record(out)
     assert record["state"] == json.loads(stdout)["state"] == "interrupted"

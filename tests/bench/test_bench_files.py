@@ -229,6 +229,7 @@ def test_a_stopped_run_without_rows_keeps_the_sizes_that_it_measured(
     record = read_record(out)
     assert record["state"] == "interrupted" and [one["items"] for one in record["constraint"]["sizes"]] == [10_000]
     assert "10,000" in capsys.readouterr().out
+    assert "load_average" in record["noise"]
 
 
 def test_a_run_that_measured_nothing_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,24 +114,30 @@ class Bench:
         self.caller.keep(self.record)
 
     def _run(self) -> None:
-        options = self.options
-        with Watch(self.device) as watch:
-            seconds = min(2.0, options.budget_s)
-            dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-            self.record["ceilings"] = measure_ceilings(self.device, dtype, seconds).to_json()
-            free_memory(self.device)
-            if options.constraint:
-                self._part("constraint", self._constraint)
-            if options.rows:
-                self.caller.progress.start(self._rows_planned(), "rows")
-            try:
-                if options.rows or options.ablations or options.online or options.attention or options.timeline:
-                    self._all_models()
-            finally:
-                self.caller.progress.finish()
-        self.record["warnings"] += watch.warnings
-        self.record["noise"] = watch.facts
+        watch = Watch(self.device)
+        try:
+            with watch:
+                self._all_parts()
+        finally:  # figures of a run that is stopped were disturbed as well
+            self.record["warnings"] += watch.warnings
+            self.record["noise"] = watch.facts
         self._close("done" if self._measured() else "failed")
+
+    def _all_parts(self) -> None:
+        options = self.options
+        seconds = min(2.0, options.budget_s)
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.record["ceilings"] = measure_ceilings(self.device, dtype, seconds).to_json()
+        free_memory(self.device)
+        if options.constraint:
+            self._part("constraint", self._constraint)
+        if options.rows:
+            self.caller.progress.start(self._rows_planned(), "rows")
+        try:
+            if options.rows or options.ablations or options.online or options.attention or options.timeline:
+                self._all_models()
+        finally:
+            self.caller.progress.finish()
 
     def _measured(self) -> bool:
         """Whether a row was measured; without rows, anything else that was asked for."""
